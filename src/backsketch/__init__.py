@@ -1,0 +1,22 @@
+"""Backsketch: train linear layers from a sketch of their input, and keep a tenth of it for backward."""
+
+from __future__ import annotations
+
+from .autograd import sketched_linear
+from .config import SketchConfig
+from .conversion import sketch_, unsketch_
+from .layer import SketchedLinear
+from .sketches import SKETCHES
+from .summary import summary
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SKETCHES",
+    "SketchConfig",
+    "SketchedLinear",
+    "sketch_",
+    "sketched_linear",
+    "summary",
+    "unsketch_",
+]

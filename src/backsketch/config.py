@@ -1,0 +1,97 @@
+"""SketchConfig: what a layer keeps of its input for backward, and how."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+
+from .sketches import SKETCHES
+
+DEFAULT_RATIO = 0.1
+STORED_BITS = (8, 4, 2)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SketchConfig:
+    """Say what is kept of an input of B rows: the kind of sketch, its size B_proj, and how its rows are stored.
+
+    Attributes:
+        kind: a key of ``SKETCHES``.
+        ratio: ρ = B_proj / B, in (0, 1]. Without ``ratio`` and ``dim`` it is 0.1.
+        dim: B_proj itself, whatever the batch; excludes ``ratio``.
+        min_dim: the least B_proj. A batch with fewer rows than this is kept whole.
+        max_dim: the largest B_proj.
+        block: rows a block for the dense and transform kinds, which then cost one small matrix a block instead of
+            one matrix (or transform) over all rows. ``rows`` and ``hash`` touch each row once and have no matrix to
+            block, so it changes nothing for them.
+        bits: how kept rows are stored: as they are (None), or in 8, 4 or 2 bits a value, without bias.
+        center: keep the mean row exactly and sketch only what is left.
+    """
+
+    kind: str = "rows"
+    ratio: float | None = None
+    dim: int | None = None
+    min_dim: int = 1
+    max_dim: int | None = None
+    block: int | None = None
+    bits: int | None = None
+    center: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str):
+            raise TypeError(f"kind must be a string, got {self.kind!r}")
+        if self.kind not in SKETCHES:
+            raise ValueError(f"kind must be one of {', '.join(sorted(SKETCHES))}, got {self.kind!r}")
+        if self.ratio is not None and self.dim is not None:
+            raise ValueError(f"give ratio or dim, not both: got ratio={self.ratio!r} and dim={self.dim!r}")
+        if self.ratio is not None:
+            object.__setattr__(self, "ratio", _share("ratio", self.ratio))
+        for name in ("dim", "min_dim", "max_dim", "block"):
+            value = getattr(self, name)
+            if value is not None or name == "min_dim":
+                object.__setattr__(self, name, _positive(name, value))
+        if self.max_dim is not None and self.min_dim > self.max_dim:
+            raise ValueError(f"min_dim must be at most max_dim, got min_dim={self.min_dim} and max_dim={self.max_dim}")
+        if self.bits is not None and (isinstance(self.bits, bool) or self.bits not in STORED_BITS):
+            raise ValueError(f"bits must be None or one of {STORED_BITS}, got {self.bits!r}")
+        if not isinstance(self.center, bool):
+            raise TypeError(f"center must be True or False, got {self.center!r}")
+
+    @classmethod
+    def recommended(cls, keep: float = 0.1) -> SketchConfig:
+        """Return our best setting that keeps about the share ``keep`` of the input's fp32 bytes."""
+        return cls(kind="rows", ratio=_share("keep", keep))
+
+    def dim_for(self, rows: int) -> int:
+        """Return B_proj for an input of ``rows`` rows: never 0 unless ``rows`` is, never above ``rows``."""
+        dim = round((self.ratio or DEFAULT_RATIO) * rows) if self.dim is None else self.dim
+        dim = max(dim, self.min_dim)
+        if self.max_dim is not None:
+            dim = min(dim, self.max_dim)
+        return min(dim, rows)
+
+    def __str__(self) -> str:
+        """Name the kind, the size and whatever is not at its default."""
+        size = f"ratio={self.ratio or DEFAULT_RATIO}" if self.dim is None else f"dim={self.dim}"
+        others = [field for field in fields(self) if field.name not in ("kind", "ratio", "dim")]
+        changed = [f"{f.name}={value}" for f in others if (value := getattr(self, f.name)) != f.default]
+        return ", ".join([self.kind, size, *changed])
+
+
+def _share(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number in (0, 1], got {value!r}")
+    share = float(value)
+    if math.isnan(share) or not 0.0 < share <= 1.0:
+        raise ValueError(f"{name} must be in (0, 1], got {value!r}")
+    return share
+
+
+def _positive(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be a positive integer, got {value!r}")
+    number = int(value)
+    if number < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    return number

@@ -1,0 +1,24 @@
+"""SketchedConv1D: the twin of SketchedLinear for transformers' Conv1D (GPT-2), imported only when one is met."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from transformers.pytorch_utils import Conv1D
+
+from .autograd import sketched_linear
+from .config import SketchConfig
+
+
+class SketchedConv1D(Conv1D):  # type: ignore[misc]
+    """A Conv1D (a linear layer with a transposed weight) that keeps a sketch of its input while training."""
+
+    config: SketchConfig
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            out: Tensor = super().forward(x)
+            return out
+        return sketched_linear(x, self.weight.t(), self.bias, self.config)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, config=({self.config}))"

@@ -1,0 +1,143 @@
+"""sketch_ and unsketch_: turn linear layers into sketched ones in place, and back."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import TypeAlias, TypeVar
+
+from torch import nn
+
+from .config import SketchConfig
+from .layer import SketchedLinear, check_config
+
+Model = TypeVar("Model", bound=nn.Module)
+Pattern: TypeAlias = str | re.Pattern[str]
+Configs: TypeAlias = SketchConfig | Mapping[Pattern, SketchConfig | None]
+Where: TypeAlias = Callable[[str, nn.Module], bool]
+
+_REASON = "_left_exact_because"
+
+
+def sketch_(model: Model, config: Configs | None = None, where: Where | None = None) -> Model:
+    """Convert the linear layers of ``model`` in place and return it.
+
+    A layer keeps its identity: only its class changes, so parameters, optimisers, hooks, tied weights and
+    ``state_dict`` are untouched. Only exact ``nn.Linear`` and transformers' ``Conv1D`` are converted, since a
+    subclass may own its forward. ``print(summary(model))`` tells what was converted, what was not, and why.
+
+    Args:
+        model: any module, a single layer included.
+        config: one config for all layers, or a mapping from name pattern to config. A pattern is a glob over the
+            whole name ("encoder.*.query") or a compiled regular expression that must match all of it. The first match
+            wins; None leaves a layer exact, and so does no match. By default ``SketchConfig.recommended()``.
+        where: called with a layer's name and the layer; False leaves it as it is.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    rules = _Rules(SketchConfig.recommended() if config is None else config)
+    converted = False
+    for name, module in model.named_modules():
+        if (twin := sketched_type(module)) is None:
+            continue
+        if where is not None and not where(name, module):
+            _leave(module, "where() returned False")
+            continue
+        chosen, reason = rules.match(name)
+        if chosen is not None:
+            module.__class__, module.config = twin, chosen
+            module.__dict__.pop(_REASON, None)
+            converted = True
+        elif reason is not None:
+            _restore(module)
+            _leave(module, reason)
+        else:
+            _leave(module, "no pattern matches its name")
+    for pattern in rules.unused:
+        warnings.warn(f"sketch_: pattern {pattern!r} matches no linear layer of the model", stacklevel=2)
+    if not converted:
+        warnings.warn("sketch_ converted no layer; print(backsketch.summary(model)) tells why", stacklevel=2)
+    return model
+
+
+def unsketch_(model: Model) -> Model:
+    """Turn every sketched layer of ``model`` back into the class it was, in place, and return it."""
+    for module in model.modules():
+        _restore(module)
+        module.__dict__.pop(_REASON, None)
+    return model
+
+
+def exact_type(module: nn.Module) -> type[nn.Module] | None:
+    """Return the exact class behind a sketched layer, or None for any other module."""
+    return next((exact for exact, twin in _twins().items() if type(module) is twin), None)
+
+
+def sketched_type(module: nn.Module) -> type[nn.Module] | None:
+    """Return the sketched class for a layer that can be converted or already is, or None."""
+    return next((twin for exact, twin in _twins().items() if type(module) in (exact, twin)), None)
+
+
+def left_exact_because(module: nn.Module) -> str | None:
+    """Return why the last sketch_ left this convertible layer exact, if one did."""
+    return module.__dict__.get(_REASON)
+
+
+class _Rules:
+    """Name patterns with their configs, in order, and which of them were never used."""
+
+    def __init__(self, configs: Configs) -> None:
+        if isinstance(configs, SketchConfig):
+            configs = {"*": configs}
+        if not isinstance(configs, Mapping):
+            raise TypeError(f"config must be a SketchConfig or a mapping from pattern to config, got {configs!r}")
+        if not configs:
+            raise ValueError("config must have at least one pattern, got an empty mapping")
+        for pattern, config in configs.items():
+            if not isinstance(pattern, (str, re.Pattern)):
+                raise TypeError(f"a pattern must be a string or a compiled regular expression, got {pattern!r}")
+            if config is not None:
+                check_config(config)
+        self._configs = dict(configs)
+        self.unused = list(configs) if len(configs) > 1 else []
+
+    def match(self, name: str) -> tuple[SketchConfig | None, str | None]:
+        """Return the config for a layer, or why a rule leaves it exact; both None without a rule."""
+        for pattern, config in self._configs.items():
+            if _matches(pattern, name):
+                if pattern in self.unused:
+                    self.unused.remove(pattern)
+                return config, None if config else f"pattern {_text(pattern)!r} says None"
+        return None, None
+
+
+def _matches(pattern: Pattern, name: str) -> bool:
+    return fnmatchcase(name, pattern) if isinstance(pattern, str) else pattern.fullmatch(name) is not None
+
+
+def _text(pattern: Pattern) -> str:
+    return pattern if isinstance(pattern, str) else pattern.pattern
+
+
+def _twins() -> dict[type[nn.Module], type[nn.Module]]:
+    """Return exact class -> sketched class; Conv1D only if something has imported transformers' Conv1D."""
+    twins: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: SketchedLinear}
+    if "transformers.pytorch_utils" in sys.modules:
+        from .conv1d import SketchedConv1D
+
+        twins[SketchedConv1D.__base__] = SketchedConv1D
+    return twins
+
+
+def _restore(module: nn.Module) -> None:
+    if (exact := exact_type(module)) is not None:
+        module.__class__ = exact
+        del module.config
+
+
+def _leave(module: nn.Module, reason: str) -> None:
+    if exact_type(module) is None:
+        module.__dict__[_REASON] = reason

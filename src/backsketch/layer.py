@@ -1,0 +1,46 @@
+"""SketchedLinear: an nn.Linear that trains from a sketch of its input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .autograd import sketched_linear
+from .config import SketchConfig
+
+
+class SketchedLinear(nn.Linear):
+    """An nn.Linear that keeps a sketch of its input for backward while training, and is nn.Linear in eval()."""
+
+    config: SketchConfig
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        config: SketchConfig,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.config = check_config(config)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return F.linear(input, self.weight, self.bias)
+        return sketched_linear(input, self.weight, self.bias, self.config)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, config=({self.config})"
+
+
+def check_config(config: Any) -> SketchConfig:
+    """Return ``config`` if it is one, so that a wrong argument fails before the first step."""
+    if not isinstance(config, SketchConfig):
+        raise TypeError(f"config must be a SketchConfig, got {config!r}")
+    return config

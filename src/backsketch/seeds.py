@@ -1,0 +1,26 @@
+"""The one place that touches the global generator: a seed for each sketch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_RANK_STRIDE = 0x9E3779B97F4A7C15 & (2**63 - 1)  # odd, so ranks differ in the low 32 bits that CPU generators use
+
+
+def draw_seed() -> Tensor:
+    """Draw 8 bytes from the default CPU generator, mixed with this process's rank: () int64.
+
+    On the CPU whatever the layer's device, so that reading it never waits for an accelerator; mixed with the rank
+    because ranks that share S share its error, which then no longer averages out.
+    """
+    seed = torch.empty((), dtype=torch.int64, device="cpu").random_()
+    if rank := _rank():
+        seed.bitwise_xor_((rank * _RANK_STRIDE) % 2**63)
+    return seed
+
+
+def _rank() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return 0

@@ -1,0 +1,32 @@
+"""Fourier sketch: the discrete Fourier transform in real form (cosines, then sines)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .orthonormal import OrthonormalSketch
+
+
+class Fourier(OrthonormalSketch):
+    """S from the real orthonormal DFT: outputs 0 … height/2 are cosines, the others sines."""
+
+    __slots__ = ()
+
+    @classmethod
+    def transform(cls, x: Tensor, chosen: Tensor) -> Tensor:
+        height = x.shape[-1]
+        spectrum = torch.fft.rfft(x, norm="ortho")
+        sine = chosen > height // 2
+        values = spectrum.index_select(-1, torch.where(sine, height - chosen, chosen))
+        alone = (chosen == 0) | (2 * chosen == height)  # these two frequencies have no sine
+        scale = torch.where(alone, 1.0, math.sqrt(2.0)).to(x.dtype)
+        return torch.where(sine, values.imag, values.real) * scale
+
+    @classmethod
+    def matrix(cls, height: int, device: torch.device) -> Tensor:
+        everything = torch.arange(height, device=device)
+        identity = torch.eye(height, dtype=torch.float64, device=device)
+        return cls.transform(identity, everything).t().to(torch.float32)

@@ -1,0 +1,42 @@
+"""Sketches with independent entries of variance 1/dim: S is drawn slab by slab and multiplied as it comes."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from .base import CHUNK_ELEMENTS, BlockKind, compute_dtype
+
+_LEAST_SLAB = 256  # rows: fewer would make the GEMM read and write its output more than its input
+
+
+class IidSketch(BlockKind):
+    """S with independent, symmetric entries of unit variance over √dim."""
+
+    __slots__ = ()
+
+    @classmethod
+    @abstractmethod
+    def entries(cls, count: int, generator: torch.Generator) -> Tensor:
+        """Return ``count`` independent fp32 entries of mean 0 and variance 1."""
+
+    def compress(self, x: Tensor) -> Tensor:
+        generator = self.generator(x.device)
+        out = x.new_zeros(self.dim, x.shape[1], dtype=compute_dtype(x.dtype))
+        height = max(_LEAST_SLAB, CHUNK_ELEMENTS // self.dim)
+        for start in range(0, self.rows, height):
+            slab = x[start : start + height]
+            matrix = self.entries(self.dim * len(slab), generator).view(self.dim, len(slab))
+            out.addmm_(matrix.to(out.dtype), slab.to(out.dtype), alpha=1 / math.sqrt(self.dim))
+        return out.to(x.dtype)
+
+    @classmethod
+    def draw_blocks(cls, count: int, dim: int, height: int, generator: torch.Generator) -> Tensor:
+        return cls.entries(count * dim * height, generator).view(count, dim, height)
+
+    @classmethod
+    def block_gain(cls, dim: int, height: int) -> float:
+        return 1 / dim

@@ -1,0 +1,55 @@
+"""Sketches from an orthonormal transform: random row signs, then ``dim`` of its outputs without replacement."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from .base import BlockKind, column_slabs, compute_dtype, random_signs
+
+
+class OrthonormalSketch(BlockKind):
+    """S = √(height/dim) · D H_J: signs D, an orthonormal H, a uniform random set J of its columns."""
+
+    __slots__ = ()
+
+    @property
+    def gain(self) -> float:
+        return self.block_gain(self.dim, self.block_height(self.rows))
+
+    @classmethod
+    @abstractmethod
+    def transform(cls, x: Tensor, chosen: Tensor) -> Tensor:
+        """Return the ``chosen`` outputs of Hᵀ along the last dimension: (features, height) -> (features, dim)."""
+
+    @classmethod
+    @abstractmethod
+    def matrix(cls, height: int, device: torch.device) -> Tensor:
+        """Return Hᵀ itself in fp32, one output a row: (height, height)."""
+
+    def compress(self, x: Tensor) -> Tensor:
+        generator = self.generator(x.device)
+        height = self.block_height(self.rows)
+        dtype = compute_dtype(x.dtype)
+        signs = random_signs(self.rows, generator).to(dtype)
+        chosen = torch.randperm(height, generator=generator, device=x.device)[: self.dim]
+        out = x.new_empty(self.dim, x.shape[1])
+        for slab in column_slabs(height, x.shape[1]):
+            signed = x.new_zeros(slab.stop - slab.start, height, dtype=dtype)
+            torch.mul(x[:, slab].t(), signs, out=signed[:, : self.rows])
+            out[:, slab] = self.transform(signed, chosen).t()
+        return out
+
+    @classmethod
+    def draw_blocks(cls, count: int, dim: int, height: int, generator: torch.Generator) -> Tensor:
+        device = generator.device
+        signs = random_signs(count * height, generator).view(count, 1, height)
+        order = torch.rand(count, height, generator=generator, device=device).argsort(dim=1)
+        chosen = cls.matrix(height, device).index_select(0, order[:, :dim].reshape(-1))
+        return chosen.view(count, dim, height).mul_(signs)
+
+    @classmethod
+    def block_gain(cls, dim: int, height: int) -> float:
+        return height / dim

@@ -1,0 +1,14 @@
+"""What all tests share."""
+
+import os
+
+# Some CPUs announce bf16 matrix instructions that their host does not run; oneDNN then dies on the first bf16 GEMM.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
