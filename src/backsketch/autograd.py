@@ -28,13 +28,20 @@ def sketched_linear(
     """
     if not (weight.requires_grad and torch.is_grad_enabled()):
         return F.linear(x, weight, bias)
+    config = SketchConfig.recommended() if config is None else config
     device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if _autocasts(device) and x.dtype != torch.float64 else x.dtype
-    with _without_autocast(device):
-        x = x.to(dtype)
-        config = SketchConfig.recommended() if config is None else config
-        kept, seed = keep(as_rows(x.detach()), config)
-        out: Tensor = _SketchedLinear.apply(x, weight, bias, kept, seed, config)  # type: ignore[no-untyped-call]
+    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+        return _run(x, weight, bias, config)
+    dtype = torch.get_autocast_dtype(device)
+    with torch.autocast(device, enabled=False):
+        return _run(x.to(dtype), weight, bias, config, dtype)
+
+
+def _run(
+    x: Tensor, weight: Tensor, bias: Tensor | None, config: SketchConfig, cast: torch.dtype | None = None
+) -> Tensor:
+    kept, seed = keep(as_rows(x.detach()), config)
+    out: Tensor = _SketchedLinear.apply(x, weight, bias, kept, seed, config, cast)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -59,13 +66,21 @@ class _SketchedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor, bias: Tensor | None, kept: Tensor, seed: Tensor, config: SketchConfig
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        kept: Tensor,
+        seed: Tensor,
+        config: SketchConfig,
+        cast: torch.dtype | None,
     ) -> Tensor:
-        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+        if cast is not None:  # not by autocast, whose cache would hand this detached copy to other users of the weight
+            weight, bias = weight.to(cast), None if bias is None else bias.to(cast)
+        return F.linear(x, weight, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, weight, bias, kept, seed, config = inputs
+        _, weight, bias, kept, seed, config, _ = inputs
         # The seed is a saved tensor like the rows: checkpointing then recomputes, hooks and offload move, both or none.
         ctx.save_for_backward(weight, kept, seed)
         ctx.config = config
@@ -76,7 +91,7 @@ class _SketchedLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad_out is None:
-            return (None,) * 6
+            return (None,) * 7
         weight, kept, seed = ctx.saved_tensors
         y = as_rows(grad_out)
         grad_x = grad_weight = grad_bias = None
@@ -88,7 +103,7 @@ class _SketchedLinear(torch.autograd.Function):
                 grad_weight = _scaled_product(sketch.compress(y), kept, sketch.gain).to(weight.dtype)
             if ctx.needs_input_grad[2]:
                 grad_bias = y.sum(0).to(ctx.bias_dtype)
-        return grad_x, grad_weight, grad_bias, None, None, None
+        return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
 def _scaled_product(y: Tensor, x: Tensor, gain: float) -> Tensor:
@@ -98,9 +113,5 @@ def _scaled_product(y: Tensor, x: Tensor, gain: float) -> Tensor:
     return y.new_empty(y.shape[1], x.shape[1]).addmm_(y.t(), x, beta=0, alpha=gain)
 
 
-def _autocasts(device: str) -> bool:
-    return torch.is_autocast_enabled(device)
-
-
 def _without_autocast(device: str) -> AbstractContextManager[object]:
-    return torch.autocast(device, enabled=False) if _autocasts(device) else nullcontext()
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

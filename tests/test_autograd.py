@@ -1,0 +1,249 @@
+"""Algorithm 1: what is exact, what is unbiased, and what is kept."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import backsketch.autograd
+from backsketch import SketchConfig, sketched_linear
+from backsketch.sketches import make_sketch
+from cases import (
+    FORMS,
+    KINDS,
+    RATIOS,
+    every_config,
+    gradients,
+    saved_storages,
+    within_five_standard_errors,
+)
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+FEATURES, OUTPUTS = 12, 9
+
+INPUTS = {
+    "1-D": lambda: torch.randn(FEATURES),
+    "2-D": lambda: torch.randn(30, FEATURES),
+    "3-D": lambda: torch.randn(5, 6, FEATURES),
+    "4-D": lambda: torch.randn(2, 3, 5, FEATURES),
+    "transposed": lambda: torch.randn(6, 5, FEATURES).transpose(0, 1),
+    "column-major": lambda: torch.randn(FEATURES, 30).t(),
+    "strided": lambda: torch.randn(30, 2 * FEATURES)[:, ::2],
+    "expanded": lambda: torch.randn(1, 6, FEATURES).expand(5, 6, FEATURES),
+    "empty": lambda: torch.randn(0, FEATURES),
+    "empty 3-D": lambda: torch.randn(4, 0, FEATURES),
+    "one row": lambda: torch.randn(1, FEATURES),
+    "two rows": lambda: torch.randn(2, FEATURES),
+}
+
+
+def problem(x, dtype=torch.float32, bias=True, expanded_gradient=False):
+    x = x.to(dtype)
+    weight = torch.randn(OUTPUTS, FEATURES, dtype=dtype)
+    grad_out = torch.randn(*x.shape[:-1], OUTPUTS, dtype=dtype)
+    if expanded_gradient:
+        grad_out = torch.ones((), dtype=dtype).expand(grad_out.shape)
+    return x, weight, torch.randn(OUTPUTS, dtype=dtype) if bias else None, grad_out
+
+
+def with_config(config):
+    return lambda x, weight, bias: sketched_linear(x, weight, bias, config)
+
+
+@pytest.fixture
+def seed(monkeypatch):
+    """Fix the seed of the next sketches, so that a test can rebuild S."""
+    monkeypatch.setattr(backsketch.autograd, "draw_seed", lambda: torch.tensor(123))
+    return 123
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize(("kind", "block"), FORMS)
+def test_output_input_gradient_and_bias_gradient_are_bit_for_bit_those_of_linear(kind, block, ratio, dtype):
+    config = SketchConfig(kind=kind, block=block, ratio=ratio)
+    for make in INPUTS.values():
+        for bias in (True, False):
+            for expanded in (False, True):
+                case = problem(make(), dtype, bias, expanded)
+                exact, ours = gradients(F.linear, *case), gradients(with_config(config), *case)
+                for name, expected, actual in zip(("out", "dx", "dw", "db"), exact, ours, strict=True):
+                    if expected is not None:
+                        assert actual.dtype == expected.dtype
+                        assert actual.shape == expected.shape
+                        assert torch.equal(actual, expected) or (name == "dw" and ratio < 1), name
+                        assert actual.isfinite().all()
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize(("kind", "block"), FORMS)
+def test_weight_gradient_is_the_dense_oracle(kind, block, ratio, seed):
+    config = SketchConfig(kind=kind, block=block, ratio=ratio)
+    x, weight, bias, grad_out = problem(torch.randn(5, 7, FEATURES), torch.float64)
+    _, _, grad_weight, _ = gradients(with_config(config), x, weight, bias, grad_out)
+    s = make_sketch(kind, 35, config.dim_for(35), seed, block).project(torch.eye(35, dtype=torch.float64)).t()
+    oracle = (s.t() @ grad_out.reshape(35, -1)).t() @ (s.t() @ x.reshape(35, -1))
+    torch.testing.assert_close(grad_weight, oracle, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("config", every_config(ratio=0.25), ids=str)
+def test_weight_gradient_is_unbiased(config, dtype):
+    x, weight, _, grad_out = problem(torch.randn(26, FEATURES) + 1, dtype)
+    samples = torch.stack([gradients(with_config(config), x, weight, None, grad_out)[2] for _ in range(400)])
+    exact = grad_out.double().t() @ x.double()
+    rounding = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps * exact.abs().max().item()
+    assert within_five_standard_errors(samples, exact, rounding)
+
+
+@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("config", [*every_config(ratio=0.25), SketchConfig(ratio=1.0)], ids=str)
+def test_autocast_is_that_of_linear(config, autocast):
+    x, weight, bias, _ = problem(torch.randn(2, 13, FEATURES))
+    grad_out = torch.randn(2, 13, OUTPUTS).to(autocast)
+
+    def under_autocast(function):
+        def run(*case):
+            with torch.autocast("cpu", dtype=autocast):
+                return function(*case)
+
+        return run
+
+    exact = gradients(under_autocast(F.linear), x, weight, bias, grad_out)
+    runs = [gradients(under_autocast(with_config(config)), x, weight, bias, grad_out) for _ in range(300)]
+    for index, name in enumerate(("out", "dx", "dw", "db")):
+        assert runs[0][index].dtype == exact[index].dtype, name
+        if name != "dw":
+            assert torch.equal(runs[0][index], exact[index]), name
+    rounding = 2 * torch.finfo(autocast).eps * exact[2].abs().max().item()
+    assert within_five_standard_errors(torch.stack([run[2] for run in runs]), exact[2].double(), rounding)
+
+
+def test_autocast_keeps_half_the_bytes_and_leaves_no_detached_weight_in_its_cache():
+    x, weight = torch.randn(40, FEATURES), torch.randn(OUTPUTS, FEATURES, requires_grad=True)
+    config = SketchConfig(ratio=0.5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        kept = saved_storages(lambda: sketched_linear(x, weight, None, config))
+        first, second = sketched_linear(x, weight, None, config), F.linear(x, weight)
+    kept.pop(weight.untyped_storage().data_ptr())
+    assert sorted(kept.values()) == [8, 20 * FEATURES * 2]
+    (first.sum() + second.sum()).backward()
+    exact = 2 * x.sum(0).expand(OUTPUTS, FEATURES)
+    assert weight.grad.shape == exact.shape
+    assert F.cosine_similarity(weight.grad.flatten(), exact.flatten(), dim=0) > 0.3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 7, 40, 133])
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize(("kind", "block"), FORMS)
+def test_bytes_kept_are_the_kept_rows_and_a_seed(kind, block, ratio, rows, dtype):
+    config = SketchConfig(kind=kind, block=block, ratio=ratio)
+    x, weight, bias, _ = problem(torch.randn(rows, FEATURES), dtype)
+    weight.requires_grad_()
+    kept = saved_storages(lambda: sketched_linear(x, weight, bias.requires_grad_(), config))
+    assert kept.pop(weight.untyped_storage().data_ptr()) == weight.nbytes
+    assert sorted(kept.values()) == sorted([config.dim_for(rows) * FEATURES * dtype.itemsize, 8])
+
+
+def test_nothing_is_kept_without_a_weight_gradient():
+    x, weight, bias, _ = problem(torch.randn(40, FEATURES))
+    for run in (
+        lambda: sketched_linear(x, weight, bias),
+        lambda: sketched_linear(x.clone().requires_grad_(), weight, bias),
+        lambda: torch.no_grad()(sketched_linear)(x, weight.clone().requires_grad_(), bias),
+    ):
+        kept = saved_storages(run)
+        kept.pop(weight.untyped_storage().data_ptr(), None)
+        assert not kept
+
+
+def test_a_frozen_weight_runs_plain_linear():
+    x, weight, bias, _ = problem(torch.randn(40, FEATURES))
+    out = sketched_linear(x.requires_grad_(), weight, bias)
+    assert type(out.grad_fn).__name__ == type(F.linear(x, weight, bias).grad_fn).__name__
+
+
+def test_only_the_gradients_asked_for_are_computed():
+    x, weight, bias, _ = problem(torch.randn(40, FEATURES))
+    weight.requires_grad_()
+    sketched_linear(x, weight, bias).sum().backward()
+    assert weight.grad is not None
+    assert x.grad is None
+    assert bias.grad is None
+
+
+@pytest.mark.parametrize("config", every_config(ratio=0.3), ids=str)
+def test_every_step_and_layer_has_its_own_sketch_and_manual_seed_reproduces_them(config):
+    case = problem(torch.randn(40, FEATURES))
+
+    def steps():
+        torch.manual_seed(5)
+        return [gradients(with_config(config), *case)[2] for _ in range(3)]
+
+    first, again = steps(), steps()
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[1], first[2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None)
+@given(
+    shape=st.lists(st.integers(0, 6), min_size=0, max_size=3),
+    features=st.integers(1, 9),
+    ratio=st.floats(0.01, 1.0),
+    block=st.none() | st.integers(1, 9),
+    min_dim=st.integers(1, 12),
+)
+def test_any_shape_gives_the_right_shapes_and_no_nan(kind, shape, features, ratio, block, min_dim):
+    config = SketchConfig(kind=kind, ratio=ratio, block=block, min_dim=min_dim)
+    x, weight = torch.randn(*shape, features), torch.randn(4, features)
+    case = (x, weight, torch.randn(4), torch.randn(*shape, 4))
+    exact, ours = gradients(F.linear, *case), gradients(with_config(config), *case)
+    for expected, actual in zip(exact, ours, strict=True):
+        assert actual.shape == expected.shape
+        assert actual.isfinite().all()
+    rows = shape_rows(shape)
+    if rows <= min_dim:  # too small to compress: kept whole, exact
+        assert torch.equal(ours[2], exact[2])
+    if rows == 0:
+        assert not ours[2].any()
+
+
+def shape_rows(shape):
+    return torch.Size(shape).numel()
+
+
+def test_no_features_gives_an_empty_gradient():
+    weight = torch.randn(4, 0, requires_grad=True)
+    sketched_linear(torch.randn(10, 0), weight).sum().backward()
+    assert weight.grad.shape == (4, 0)
+
+
+def test_double_backward_is_refused_in_words():
+    x, weight, _, _ = problem(torch.randn(40, FEATURES))
+    weight.requires_grad_()
+    out = sketched_linear(x.requires_grad_(), weight).square().sum()
+    (grad,) = torch.autograd.grad(out, weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+def test_wrong_shapes_and_dtypes_get_linears_own_errors():
+    weight = torch.randn(4, 3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        sketched_linear(torch.randn(10, 5), weight)
+    with pytest.raises(RuntimeError, match="dtype"):
+        sketched_linear(torch.randn(10, 3).double(), weight)
+
+
+def test_an_input_changed_in_place_afterwards_does_not_matter_to_a_compressed_layer():
+    """nn.Linear must refuse here, since it kept x itself; the kept rows are a copy."""
+    x, weight, _, grad_out = problem(torch.randn(40, FEATURES))
+    weight.requires_grad_()
+    out = sketched_linear(x, weight, None, SketchConfig(ratio=0.5))
+    x.zero_()
+    out.backward(grad_out)
+    assert weight.grad.abs().sum() > 0
