@@ -6,6 +6,7 @@ from .autograd import sketched_linear
 from .config import SketchConfig
 from .conversion import sketch_, unsketch_
 from .layer import SketchedLinear
+from .padding import valid_rows
 from .sketches import SKETCHES
 from .summary import summary
 
@@ -19,4 +20,5 @@ __all__ = [
     "sketched_linear",
     "summary",
     "unsketch_",
+    "valid_rows",
 ]
