@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import noise
 from .autograd import sketched_linear
 from .config import SketchConfig
 from .conversion import sketch_, unsketch_
@@ -15,6 +16,7 @@ __all__ = [
     "SKETCHES",
     "SketchConfig",
     "SketchedLinear",
+    "noise",
     "sketch_",
     "sketched_linear",
     "summary",
