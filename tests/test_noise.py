@@ -67,23 +67,22 @@ def assert_matches(x, y, config, draws):
 @pytest.mark.parametrize(("kind", "block"), FORMS)
 def test_closed_form_is_the_variance(kind, block, ratio):
     for regime in REGIMES:
-        assert_matches(*data(regime), SketchConfig(kind=kind, ratio=ratio, block=block), draws=1500)
+        assert_matches(*data(regime), SketchConfig(kind=kind, ratio=ratio, block=block), draws=1000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ratio", RATIOS)
 @pytest.mark.parametrize(("kind", "block"), FORMS)
-def test_closed_form_is_the_variance_to_one_percent(kind, block, ratio):
-    for rows in (ROWS, 33):
-        for regime in REGIMES:
-            assert_matches(*data(regime, rows), SketchConfig(kind=kind, ratio=ratio, block=block), draws=40_000)
-        matrices.cache_clear()
+def test_closed_form_is_the_variance_over_many_draws(kind, block, ratio):
+    for regime in REGIMES:
+        assert_matches(*data(regime, 33), SketchConfig(kind=kind, ratio=ratio, block=block), draws=20_000)
+    matrices.cache_clear()
 
 
 def test_lemma_2_as_printed_fails_the_same_test():
     x, y = data(common_mean)
     config = SketchConfig(kind="gaussian", ratio=0.25)
-    mean, error = monte_carlo(x, y, config, 1500)
+    mean, error = monte_carlo(x, y, config, 1000)
     printed = noise.paper_variance(x, y, config.dim_for(ROWS))
     assert abs(mean - printed) > STANDARD_ERRORS * error
     assert abs(mean - noise.sketch_variance(x, y, config)) <= STANDARD_ERRORS * error

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from .autograd import as_rows
-from .blocks import Blocks, Side, block_products
+from .blocks import blocks_of
 from .config import SketchConfig
-from .variance import law_of
+from .variance import Side, added_variance, moments
 
 __all__ = ["alignment", "paper_bound", "paper_ratio", "paper_variance", "sgd_variance", "sketch_variance"]
 
@@ -37,8 +37,9 @@ def sketch_variance(x: Tensor, y: Tensor, config: SketchConfig) -> Tensor:
     """Return D² = E‖Ĝ − XᵀY‖² of the sketch that ``config`` makes of ``x``, exactly, for every kind, blocked or not."""
     check_covered(config)
     x, y = _pair(x, y)
-    blocks = Blocks.of(config, len(x))
-    return law_of(blocks, Side.of(blocks, x), Side.of(blocks, y)).variance(block_products(blocks, x, y))
+    blocks = blocks_of(config, len(x))
+    sides = (Side(rows.square().sum(1), rows) for rows in (x, y))
+    return added_variance(blocks, moments(blocks, *sides))
 
 
 def paper_variance(x: Tensor, y: Tensor, dim: int) -> Tensor:

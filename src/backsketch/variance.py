@@ -1,78 +1,96 @@
-"""The variance that each kind of sketch adds to ∂W: closed forms, linear in the one number backward cannot see."""
+"""The variance that each kind of sketch adds to ∂W: coefficients from shapes alone, times moments of X and Y."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
-from .blocks import Blocks, Side
+from .blocks import IDENTITY, Blocks, fixed_places, reflect
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """D² = Σ_t (slope_t · g_t + offset_t) over blocks t, with g_t = ‖X_tᵀY_t‖²: (count,), (count,)."""
+    """D² of one block = energy · P + coincidence · C + product · g + mirrored · M; see ``moments``."""
 
-    slope: Tensor
-    offset: Tensor
-
-    def variance(self, products: Tensor) -> Tensor:
-        """Return D² from g_t: (count,) -> ()."""
-        return (self.slope * products + self.offset).sum()
-
-    def product(self, observed: Tensor) -> Tensor:
-        """Solve E‖Ĝ_t‖² = g_t + D²_t for g_t, so that an observed ‖Ĝ_t‖² gives an unbiased estimate of it."""
-        return (observed - self.offset) / (1 + self.slope)
+    energy: float
+    coincidence: float
+    product: float
+    mirrored: float = 0.0
 
 
-def law_of(blocks: Blocks, x: Side, y: Side) -> Law:
-    """Return the law of the variance that this sketch adds to the gradient XᵀY."""
-    if blocks.whole:
-        nothing = x.norms.new_zeros(blocks.count)
-        return Law(nothing, nothing)
-    coincidence = blocks.sum(x.norms * y.norms)
-    energy = blocks.sum(x.norms) * blocks.sum(y.norms)
-    return _LAWS[blocks.kind](blocks, energy, coincidence, x, y)
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What the moments need of X or of Y: ‖x_i‖² of each row, and features F of it with E[F Fᵀ] = X Xᵀ, or X itself."""
+
+    norms: Tensor
+    features: Tensor
 
 
-def _iid(blocks: Blocks, energy: Tensor, coincidence: Tensor, x: Side, y: Side, *, kurtosis: int) -> Law:
+def law_of(blocks: Blocks, dim: int) -> Law:
+    """Return the law of a block with ``dim`` outputs."""
+    return Law(0.0, 0.0, 0.0) if blocks.whole else _LAWS[blocks.kind](blocks, dim)
+
+
+def moments(blocks: Blocks, x: Side, y: Side) -> Tensor:
+    """Return P = ‖X‖²‖Y‖², C = Σ_i ‖x_i‖²‖y_i‖², g = ‖XᵀY‖² and the mirrored M of each block: (4, count)."""
+    x_norms, y_norms = blocks.split(x.norms), blocks.split(y.norms)
+    x_rows, y_rows = blocks.split(x.features), blocks.split(y.features)
+    energy = x_norms.sum(0) * y_norms.sum(0)
+    coincidence = x_norms * y_norms
+    mirrored = torch.zeros_like(coincidence)
+    for mirror in blocks.mirrors:
+        if mirror == IDENTITY:
+            mirrored += coincidence / 2
+            continue
+        fixed = fixed_places(len(coincidence), mirror, coincidence.device).unsqueeze(1)
+        agreement = _row_products(x_rows, reflect(x_rows, mirror)) * _row_products(y_rows, reflect(y_rows, mirror))
+        mirrored += torch.where(fixed, coincidence / 2, x_norms * reflect(y_norms, mirror) / 2 + agreement)
+    return torch.stack((energy, coincidence.sum(0), _products(x_rows, y_rows), mirrored.sum(0)))
+
+
+def added_variance(blocks: Blocks, moments: Tensor) -> Tensor:
+    """Return D² of the whole sketch, whose blocks are independent: (4, count) -> ()."""
+    return (_coefficients(blocks, moments.device, moments.dtype) * moments).sum()
+
+
+@lru_cache(maxsize=256)
+def _coefficients(blocks: Blocks, device: torch.device, dtype: torch.dtype) -> Tensor:
+    laws = {dim: law_of(blocks, dim) for dim in set(blocks.dims)}
+    rows = [(law.energy, law.coincidence, law.product, law.mirrored) for law in (laws[dim] for dim in blocks.dims)]
+    return torch.tensor(rows, device=device, dtype=dtype).t()
+
+
+def _iid(blocks: Blocks, dim: int, *, kurtosis: int) -> Law:
     """Independent entries: (P + g + (κ − 3) C) / k."""
-    dims = blocks.dims(energy.device)
-    return Law(1 / dims, (energy + (kurtosis - 3) * coincidence) / dims)
+    return Law(energy=1 / dim, coincidence=(kurtosis - 3) / dim, product=1 / dim)
 
 
-def _orthonormal(blocks: Blocks, energy: Tensor, coincidence: Tensor, x: Side, y: Side) -> Law:
-    """Signs, then k of n outputs: (P + g − 2C + what mirrored rows add) · (n − k) / (k (n − 1))."""
-    dims, height = blocks.dims(energy.device), blocks.height
-    factor = (height - dims) / (dims * max(height - 1, 1))
-    offset = energy - 2 * coincidence
-    for mirror, x_mirrored, y_mirrored in zip(blocks.mirrors, x.mirrored, y.mirrored, strict=True):
-        image, exists = blocks.image(mirror, energy.device)
-        fixed = image == torch.arange(blocks.rows, device=energy.device)
-        across = torch.where(exists & ~fixed, x.norms * y.norms[image], 0) - torch.where(fixed, x.norms * y.norms, 0)
-        offset = offset + blocks.sum(across / 2 + x_mirrored * y_mirrored) + (coincidence - energy / 2) / height
-    return Law(factor * (1 - len(blocks.mirrors) / height), factor * offset)
+def _orthonormal(blocks: Blocks, dim: int) -> Law:
+    """Signs, then k of n outputs: (n − k) / (k (n − 1)) · (P + g − 2C + what mirrored rows change)."""
+    factor = (blocks.height - dim) / (dim * max(blocks.height - 1, 1))
+    share = len(blocks.mirrors) / blocks.height
+    return Law(factor * (1 - share / 2), factor * (share - 2), factor * (1 - share), factor)
 
 
-def _rows(blocks: Blocks, energy: Tensor, coincidence: Tensor, x: Side, y: Side) -> Law:
+def _rows(blocks: Blocks, dim: int) -> Law:
     """Uniform rows without replacement: (B·C − g) / k · (B − k) / (B − 1), which is (1/ρ − 1) · D²_SGD."""
-    rows, dim = blocks.rows, blocks.dim
-    factor = (rows - dim) / (dim * (rows - 1))
-    return Law(torch.full_like(energy, -factor), factor * rows * coincidence)
+    factor = (blocks.rows - dim) / (dim * (blocks.rows - 1))
+    return Law(energy=0.0, coincidence=factor * blocks.rows, product=-factor)
 
 
-def _hash(blocks: Blocks, energy: Tensor, coincidence: Tensor, x: Side, y: Side) -> Law:
+def _hash(blocks: Blocks, dim: int) -> Law:
     """Balanced CountSketch: (P + g − 2C) · Pr(two rows share a bucket)."""
-    size, larger = divmod(blocks.rows, blocks.dim)
-    pairs = larger * (size + 1) * size + (blocks.dim - larger) * size * (size - 1)
+    size, larger = divmod(blocks.rows, dim)
+    pairs = larger * (size + 1) * size + (dim - larger) * size * (size - 1)
     shared = pairs / (blocks.rows * (blocks.rows - 1))
-    return Law(torch.full_like(energy, shared), shared * (energy - 2 * coincidence))
+    return Law(energy=shared, coincidence=-2 * shared, product=shared)
 
 
-_LAWS: dict[str, Callable[[Blocks, Tensor, Tensor, Side, Side], Law]] = {
+_LAWS: dict[str, Callable[[Blocks, int], Law]] = {
     "gaussian": partial(_iid, kurtosis=3),
     "rademacher": partial(_iid, kurtosis=1),
     "cosine": _orthonormal,
@@ -81,3 +99,15 @@ _LAWS: dict[str, Callable[[Blocks, Tensor, Tensor, Side, Side], Law]] = {
     "rows": _rows,
     "hash": _hash,
 }
+
+
+def _products(x: Tensor, y: Tensor) -> Tensor:
+    """Return ‖X_tᵀY_t‖² of each block: (places, count, in_features), (places, count, out_features) -> (count,)."""
+    x, y = x.transpose(0, 1), y.transpose(0, 1)
+    if x.shape[1] ** 2 <= x.shape[2] * y.shape[2]:  # the Gram matrices of a short block are smaller than its gradient
+        return (x @ x.mT * (y @ y.mT)).sum((1, 2))
+    return (x.mT @ y).square().sum((1, 2))
+
+
+def _row_products(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(-1)
