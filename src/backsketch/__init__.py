@@ -7,6 +7,7 @@ from .autograd import sketched_linear
 from .config import SketchConfig
 from .conversion import sketch_, unsketch_
 from .layer import SketchedLinear
+from .monitor import NoiseMonitor
 from .sketches import SKETCHES
 from .summary import summary
 
@@ -14,6 +15,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SKETCHES",
+    "NoiseMonitor",
     "SketchConfig",
     "SketchedLinear",
     "noise",
