@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from . import noise
 from .autograd import sketched_linear
 from .config import SketchConfig
 from .conversion import sketch_, unsketch_
 from .layer import SketchedLinear
+from .monitor import NoiseMonitor
 from .padding import valid_rows
 from .sketches import SKETCHES
 from .summary import summary
@@ -14,8 +16,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SKETCHES",
+    "NoiseMonitor",
     "SketchConfig",
     "SketchedLinear",
+    "noise",
     "sketch_",
     "sketched_linear",
     "summary",
