@@ -5,7 +5,11 @@ from __future__ import annotations
 from .autograd import sketched_linear
 from .config import SketchConfig
 from .conversion import sketch_, unsketch_
+from .cost import cost
 from .layer import SketchedLinear
+from .memory import saved_memory
+from .peak import peak_memory
+from .profile import profile
 from .sketches import SKETCHES
 from .summary import summary
 
@@ -15,6 +19,10 @@ __all__ = [
     "SKETCHES",
     "SketchConfig",
     "SketchedLinear",
+    "cost",
+    "peak_memory",
+    "profile",
+    "saved_memory",
     "sketch_",
     "sketched_linear",
     "summary",
