@@ -9,6 +9,7 @@ from .cost import cost
 from .layer import SketchedLinear
 from .memory import saved_memory
 from .peak import peak_memory
+from .plan import plan
 from .profile import profile
 from .sketches import SKETCHES
 from .summary import summary
@@ -21,6 +22,7 @@ __all__ = [
     "SketchedLinear",
     "cost",
     "peak_memory",
+    "plan",
     "profile",
     "saved_memory",
     "sketch_",

@@ -9,7 +9,7 @@ from typing import Any
 from .config import SketchConfig
 from .measure.ledger import Chosen, Ledger
 from .measure.live import ACTIVATIONS, TRANSIENTS, Peak
-from .measure.table import Table, change, readable
+from .measure.table import Table, change, readable, short
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Profile:
                 str(layer.rows),
                 readable(layer.input_bytes),
                 readable(layer.sketch_bytes) if layer.config else "-",
-                ", ".join(_short(name, layer.name) for name in layer.shares_with) or "-",
+                ", ".join(short(name, layer.name) for name in layer.shares_with) or "-",
                 "pays" if layer.pays else layer.note,
             )
             for layer in self.layers
@@ -147,8 +147,3 @@ class Profile:
         )
         if self.advice:
             yield self.advice
-
-
-def _short(name: str, reference: str) -> str:
-    """Return ``name`` without the path that it has in common with ``reference``."""
-    return name.rpartition(".")[2] if name.rpartition(".")[0] == reference.rpartition(".")[0] else name

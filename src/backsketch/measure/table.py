@@ -63,3 +63,13 @@ def change(before: int, after: int) -> str:
     """Write before -> after with the share saved: "1.0 MiB -> 0.8 MiB (-20.0%)"."""
     share = f" ({100 * (after - before) / before:+.1f}%)" if before else ""
     return f"{readable(before)} -> {readable(after)}{share}"
+
+
+def short(name: str, reference: str) -> str:
+    """Return ``name`` without its path if ``reference`` has the same one."""
+    return name.rpartition(".")[2] if name.rpartition(".")[0] == reference.rpartition(".")[0] else name
+
+
+def together(names: Sequence[str]) -> str:
+    """Write names with the path that the first one has only once: "attention.query, key, value"."""
+    return ", ".join([names[0], *(short(name, names[0]) for name in names[1:])])

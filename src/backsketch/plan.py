@@ -1,0 +1,118 @@
+"""plan: a config for every layer, for a budget of bytes and the least noise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from numbers import Integral, Real
+from typing import Any
+
+from torch import nn
+
+from .config import SketchConfig
+from .conversion import configs_for, unsketch_
+from .measure.ledger import Ledger
+from .measure.norms import CallNoise, added_noise
+from .measure.record import record_ledger
+from .measure.spend import Point, spend
+from .measure.step import Loss, forward_to_loss, on_meta
+from .measure.untouched import untouched
+from .planned import Plan, PlannedLayers
+
+RATIOS = (0.001, 0.002, *(step / 200 for step in range(1, 200)))
+
+
+def plan(
+    model: nn.Module,
+    *args: Any,
+    budget: str | float | int,
+    config: SketchConfig | None = None,
+    loss: Loss | None = None,
+    **kwargs: Any,
+) -> Plan:
+    """Choose a ratio for every linear layer such that their inputs fit ``budget`` and add the least noise.
+
+    One forward and one backward pass of the exact model measure the noise; the model is left exactly as it was.
+    Layers that read one input get one config. Layers whose input is held by someone else anyway stay exact.
+
+    Args:
+        model: in train() or eval(); a model in eval() is measured in train().
+        *args, **kwargs: one batch, passed to the model.
+        budget: what the inputs of linear layers may keep for backward: a share of what they keep today ("50%" or 0.5),
+            or bytes (an int). Inputs that someone else holds anyway are no part of it, on either side.
+        config: the kind of sketch and how it is stored; its size is what is planned. By default
+            ``SketchConfig.recommended()``.
+        loss: takes the output, returns a scalar. By default ``output.loss``, or the mean of the first output.
+    """
+    if on_meta(model):
+        raise ValueError("plan measures noise, which a model on the meta device does not have; profile works there")
+    base = SketchConfig.recommended() if config is None else config
+    budget = _budget(budget)
+    forward = partial(forward_to_loss, model, args, kwargs, loss)
+    with untouched(model, (args, kwargs)):
+        unsketch_(model)
+        ledger = record_ledger(model, forward)
+    chosen = configs_for(model, _sized(base, RATIOS[0]))
+    parts = [tuple(part) for part in ledger.parts(chosen) if ledger.released(part) > ledger.sketches(part)]
+    if not parts:
+        raise ValueError("no linear layer keeps an input of its own: there is nothing to plan")
+    with untouched(model, (args, kwargs)):
+        unsketch_(model)
+        noise = added_noise(model, [name for part in parts for name in part], base, forward)
+    items = [list(_points(part, ledger, base, noise)) for part in parts]
+    before = [max(point.bytes for point in points) for points in items]
+    limit = budget if isinstance(budget, int) else int(budget * sum(before))
+    least = sum(min(point.bytes for point in points) for points in items)
+    if limit < least:
+        raise ValueError(
+            f"budget must be at least {least} bytes, {least / sum(before):.1%} of the {sum(before)} that linear inputs "
+            f"keep today: got {budget!r}, which is {limit} bytes"
+        )
+    points = spend(items, limit)
+    planned = tuple(
+        PlannedLayers(layers=part, config=point.choice, bytes_before=size, bytes_after=point.bytes, noise=point.noise)
+        for part, point, size in zip(parts, points, before, strict=True)
+    )
+    configs = {name: part.config for part in planned for name in part.layers}
+    kept = ledger.kept - sum(before) + sum(point.bytes for point in points)
+    return Plan({name: configs.get(name) for name in chosen}, planned, limit, ledger.kept, kept)
+
+
+def _points(
+    part: Sequence[str], ledger: Ledger, base: SketchConfig, noise: Mapping[str, Sequence[CallNoise]]
+) -> Iterator[Point[SketchConfig | None]]:
+    """Yield what the layers of ``part`` can be: exact, or sketched at every ratio at which that saves bytes."""
+    own = replace(ledger, calls=tuple(call for call in ledger.calls if call.layer in part))
+    exact = own.released({name: _sized(base, RATIOS[0]) for name in part})
+    yield Point(None, exact, 0.0)
+    for ratio in RATIOS:
+        config = _sized(base, ratio)
+        chosen = dict.fromkeys(part, config)
+        size = exact - own.released(chosen) + own.sketches(chosen)
+        if size < exact:
+            yield Point(config, size, sum(call.under(config) for name in part for call in noise[name]))
+
+
+def _sized(base: SketchConfig, ratio: float) -> SketchConfig:
+    return replace(base, ratio=ratio, dim=None)
+
+
+def _budget(budget: object) -> int | float:
+    """Return bytes as an int, a share as a float."""
+    wrong = f'budget must be a share in (0, 1] ("50%" or 0.5) or a positive number of bytes, got {budget!r}'
+    if isinstance(budget, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*%\s*", budget)
+        share = float(match[1]) / 100 if match else 0.0
+    elif isinstance(budget, bool) or not isinstance(budget, Real):
+        raise TypeError(wrong)
+    elif isinstance(budget, Integral):
+        if int(budget) < 1:
+            raise ValueError(wrong)
+        return int(budget)
+    else:
+        share = float(budget)
+    if not 0 < share <= 1:
+        raise ValueError(wrong)
+    return share
