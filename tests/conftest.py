@@ -8,6 +8,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import pytest
 import torch
 
+torch.set_num_threads(1)  # the tests' tensors are small, and waiting threads make a busy machine crawl
+
 
 @pytest.fixture(autouse=True)
 def _seeded():
