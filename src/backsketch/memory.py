@@ -19,8 +19,9 @@ class Held:
     __slots__ = ("__weakref__", "note", "tensor")
 
     def __init__(self, tensor: Tensor, note: Any) -> None:
-        # An output still has its grad_fn here, which owns this object: without detach neither would ever be freed.
-        self.tensor = tensor.detach()
+        # An output still has its grad_fn, which owns this object: undetached, neither would ever be freed. What has
+        # none stays the very object that was saved, since others may hold weak references to it.
+        self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
         self.note = note
 
 

@@ -141,7 +141,7 @@ class Profile:
             yield f"peak: {readable(self.peak_before.total)}"
         else:
             yield f"peak: {change(self.peak_before.total, self.peak_after.total)}"
-        yield f"  it is in {self.peak_before.place}"
+        yield f"  at: {self.peak_before.place}"
         yield "  of it: " + ", ".join(
             f"{role} {readable(size)}" for role, size in self.peak_before.parts.items() if size
         )

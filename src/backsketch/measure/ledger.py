@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from ..config import SketchConfig
-from ..cost import kept_bytes
+from ..cost import SEED_BYTES, kept_bytes
 
 Chosen: TypeAlias = Mapping[str, SketchConfig]
 
@@ -25,14 +25,18 @@ class Call:
     itemsize: int
 
     def drops_input(self, chosen: Chosen) -> bool:
-        """Tell whether this call lets go of its input: its layer is sketched and its batch not kept whole."""
+        """Tell whether this call lets go of its input: its layer is sketched and its batch not kept as it is."""
         config = chosen.get(self.layer)
-        return config is not None and config.dim_for(self.rows) < self.rows
+        return config is not None and not self._kept_whole(config)
 
     def kept_under(self, config: SketchConfig) -> int:
         """Return what it keeps beside its input: a sketch and its seed, or the seed alone for a batch kept whole."""
-        size = kept_bytes(config, self.rows, self.in_features, self.itemsize)
-        return size if config.dim_for(self.rows) < self.rows else size - self.rows * self.in_features * self.itemsize
+        if self._kept_whole(config):
+            return SEED_BYTES
+        return kept_bytes(config, self.rows, self.in_features, self.itemsize)
+
+    def _kept_whole(self, config: SketchConfig) -> bool:
+        return config.dim_for(self.rows) == self.rows and config.bits is None
 
 
 @dataclass(frozen=True)
