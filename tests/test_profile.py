@@ -101,6 +101,26 @@ def test_the_prediction_holds_for_odd_uses(ratio):
     assert found.kept_if_all == kept(model, batch)
 
 
+class Changing(nn.Module):
+    """Two layers read one tensor, which changes in between; each keeps a contiguous copy, so that it can train."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        x = (x * 2).transpose(0, 1)
+        return self.left(x) + self.right(x.add_(1))
+
+
+def test_a_tensor_that_changed_is_another_tensor():
+    model, batch = Changing(), {"x": torch.randn(4, 6, 16)}
+    found = profile(model, **batch, config=SketchConfig(ratio=0.5))
+    assert found.groups == ()
+    sketch_(model, SketchConfig(ratio=0.5), profile=found)
+    assert found.kept_after == kept(model, batch)
+
+
 def test_the_prediction_holds_under_autocast():
     model, x = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)), torch.randn(40, 16)
     config = SketchConfig(ratio=0.25)
