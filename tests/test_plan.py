@@ -15,7 +15,6 @@ from backsketch.measure.spend import Point, lower_hull, spend
 from small import gpt2, llama, roberta
 
 ROWS_KIND = SketchConfig()
-needs_sharing = pytest.mark.xfail(strict=True, reason="needs sharing")
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 STILL_GPT2 = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
 
@@ -50,8 +49,8 @@ def kept(model, batch):
     ("make", "options"),
     [
         (gpt2, STILL_GPT2),
-        pytest.param(roberta, STILL, marks=needs_sharing),
-        pytest.param(llama, {}, marks=needs_sharing),
+        (roberta, STILL),
+        (llama, {}),
     ],
 )
 def test_half_the_bytes_with_less_noise_than_one_ratio(make, options):

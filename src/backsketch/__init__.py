@@ -8,6 +8,7 @@ from .conversion import sketch_, unsketch_
 from .cost import cost
 from .layer import SketchedLinear
 from .memory import saved_memory
+from .padding import valid_rows
 from .peak import peak_memory
 from .plan import plan
 from .profile import profile
@@ -29,4 +30,5 @@ __all__ = [
     "sketched_linear",
     "summary",
     "unsketch_",
+    "valid_rows",
 ]

@@ -13,6 +13,7 @@ from torch import nn
 
 from .config import SketchConfig
 from .layer import SketchedLinear, check_config
+from .padding import follow_attention_mask, ignore_attention_mask
 
 if TYPE_CHECKING:
     from .report import Profile
@@ -68,7 +69,9 @@ def sketch_(
             _leave(module, "no pattern matches its name")
     for pattern in rules.unused:
         warnings.warn(f"sketch_: pattern {pattern!r} matches no linear layer of the model", stacklevel=2)
-    if not converted:
+    if converted:
+        follow_attention_mask(model)
+    else:
         warnings.warn("sketch_ converted no layer; print(backsketch.summary(model)) tells why", stacklevel=2)
     return model
 
@@ -78,6 +81,7 @@ def unsketch_(model: Model) -> Model:
     for module in model.modules():
         _restore(module)
         module.__dict__.pop(_REASON, None)
+        ignore_attention_mask(module)
     return model
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from .config import SketchConfig
+from .kept import kept_bytes
 from .sketches import Blocked, Sketch, make_sketch
 from .sketches.base import CHUNK_ELEMENTS
 from .sketches.hadamard import RADIX, Hadamard
@@ -13,8 +14,6 @@ from .sketches.hash import Hash
 from .sketches.iid import LEAST_SLAB, IidSketch
 from .sketches.orthonormal import OrthonormalSketch
 from .sketches.rows import Rows
-
-SEED_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +24,8 @@ class Cost:
         kept: bytes held from forward to backward.
         transient: bytes of the largest helper tensor while sketching; nothing for the exact layer.
         forward: FLOPs of the product and of sketching the input.
-        backward: FLOPs of ∂X, of sketching Y and of ∂W. (∂b is B·N_out additions either way, and left out.)
+        backward: FLOPs of ∂X, of sketching Y and of ∂W. Left out: ∂b, which is B·N_out additions either way, and what
+            ``bits`` and ``center`` add, which is a few operations a kept value.
     """
 
     kept: int
@@ -52,11 +52,6 @@ def cost(config: SketchConfig | None, rows: int, in_features: int, out_features:
         forward=product + _flops(sketch, in_features),
         backward=product + _flops(sketch, out_features) + weight_gradient,
     )
-
-
-def kept_bytes(config: SketchConfig, rows: int, in_features: int, itemsize: int) -> int:
-    """Return the bytes that an input of this shape keeps for backward: its sketch and its seed."""
-    return config.dim_for(rows) * in_features * itemsize + SEED_BYTES
 
 
 def _flops(sketch: Sketch, features: int) -> int:

@@ -19,6 +19,7 @@ from .measure.record import record_ledger
 from .measure.spend import Point, spend
 from .measure.step import Loss, forward_to_loss, on_meta
 from .measure.untouched import untouched
+from .padding import follow_attention_mask
 from .planned import Plan, PlannedLayers
 
 RATIOS = (0.001, 0.002, *(step / 200 for step in range(1, 200)))
@@ -52,14 +53,14 @@ def plan(
     budget = _budget(budget)
     forward = partial(forward_to_loss, model, args, kwargs, loss)
     with untouched(model, (args, kwargs)):
-        unsketch_(model)
+        follow_attention_mask(unsketch_(model))
         ledger = record_ledger(model, forward)
     chosen = configs_for(model, _sized(base, RATIOS[0]))
     parts = [tuple(part) for part in ledger.parts(chosen) if ledger.released(part) > ledger.sketches(part)]
     if not parts:
         raise ValueError("no linear layer keeps an input of its own: there is nothing to plan")
     with untouched(model, (args, kwargs)):
-        unsketch_(model)
+        follow_attention_mask(unsketch_(model))
         noise = added_noise(model, [name for part in parts for name in part], base, forward)
     items = [list(_points(part, ledger, base, noise)) for part in parts]
     before = [max(point.bytes for point in points) for points in items]

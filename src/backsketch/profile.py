@@ -15,6 +15,7 @@ from .measure.ledger import Chosen, Ledger
 from .measure.record import record_ledger
 from .measure.step import Loss, forward_to_loss, on_meta, to_device_of
 from .measure.untouched import untouched
+from .padding import follow_attention_mask
 from .peak import peak_memory
 from .report import LayerProfile, Profile
 
@@ -37,7 +38,7 @@ def profile(
     forward = partial(forward_to_loss, model, args, kwargs, loss)
     chosen = _present_configs(model) if config is None else configs_for(model, config)
     with untouched(model, (args, kwargs)):
-        unsketch_(model)
+        follow_attention_mask(unsketch_(model))
         ledger = record_ledger(model, forward)
     paying = {name: own for name, own in chosen.items() if name not in ledger.unpaid(chosen)}
     peaks = []

@@ -8,14 +8,19 @@ from functools import cached_property
 from typing import TypeAlias
 
 from ..config import SketchConfig
-from ..cost import SEED_BYTES, kept_bytes
+from ..kept import kept_bytes
 
 Chosen: TypeAlias = Mapping[str, SketchConfig]
+
+SEED_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a linear layer that keeps its input: what it read, and the storages it made autograd hold."""
+    """One call of a linear layer that keeps its input: what it read, and the storages it made autograd hold.
+
+    Where padded rows are left out, ``mask`` says by which mask: sketches under it keep it, one byte a row, once.
+    """
 
     layer: str
     source: Hashable
@@ -23,6 +28,7 @@ class Call:
     rows: int
     in_features: int
     itemsize: int
+    mask: Hashable = None
 
     def drops_input(self, chosen: Chosen) -> bool:
         """Tell whether this call lets go of its input: its layer is sketched and its batch not kept as it is."""
@@ -72,7 +78,8 @@ class Ledger:
 
     def kept_under(self, chosen: Chosen) -> int:
         """Return the bytes that the model keeps once the ``chosen`` layers are converted."""
-        return self.kept - self.released(chosen) + self.sketches(chosen)
+        masks = {call.mask: call.rows for call in self.calls if call.layer in chosen and call.mask is not None}
+        return self.kept - self.released(chosen) + self.sketches(chosen) + sum(masks.values())
 
     def released(self, chosen: Chosen) -> int:
         """Return the bytes of today that nobody holds any more once the ``chosen`` layers are converted."""

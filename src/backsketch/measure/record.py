@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..conversion import sketched_type
 from ..memory import saved_memory
+from ..padding import masked_rows
 from .ledger import Call, Ledger
 from .modules import RunningModule
 from .storages import model_tensors, sizes
@@ -44,6 +45,7 @@ class _OpenCall:
     module: nn.Module
     x: Tensor
     version: int
+    mask: Tensor | None
     storages: set[int] = field(default_factory=set)
     itemsize: int = 0
 
@@ -57,8 +59,9 @@ class _OpenCall:
         """Return the call as a record that holds no tensor."""
         x = self.x
         source = (*sizes([x]), x.storage_offset(), x.shape, x.stride(), x.dtype, self.version)
-        features = x.shape[-1]
-        return Call(self.layer, source, frozenset(self.storages), x.shape[:-1].numel(), features, self.itemsize)
+        mask = None if self.mask is None else tuple(sizes([self.mask]))
+        held = frozenset(self.storages)
+        return Call(self.layer, source, held, x.shape[:-1].numel(), x.shape[-1], self.itemsize, mask)
 
 
 class _RunningLayer(RunningModule):
@@ -73,7 +76,7 @@ class _RunningLayer(RunningModule):
         super().entered(name, module, args, kwargs)
         if sketched_type(module) is not None and module.weight.requires_grad:
             x: Tensor = args[0] if args else next(iter(kwargs.values()))
-            self.call = _OpenCall(name, module, x.detach(), x._version)
+            self.call = _OpenCall(name, module, x.detach(), x._version, masked_rows(x))
             self.calls.append(self.call)
 
     def left(self) -> None:

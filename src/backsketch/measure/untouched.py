@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..conversion import sketched_type
-
 
 @contextmanager
 def untouched(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
     """Put ``model`` into training without gradients, and at the end give back all that a step may change.
 
-    That is: the class of every layer, training flags, buffers, ``.grad`` of parameters and of tensors in ``inputs``
-    (the very same tensors), and the state of every random generator.
+    That is: the class, attributes and hooks of every module, training flags, buffers, ``.grad`` of parameters and of
+    tensors in ``inputs`` (the very same tensors), and the state of torch's random generators.
     """
-    layers = [(module, module.__class__, dict(module.__dict__)) for module in model.modules() if sketched_type(module)]
-    flags = [(module, module.training) for module in model.modules()]
+    modules = [_Snapshot.of(module) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     leaves = [*model.parameters(), *(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.is_leaf)]
     gradients = [(leaf, leaf.grad) for leaf in leaves]
@@ -33,17 +31,37 @@ def untouched(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
                 model.train()
             yield
         finally:
-            for layer, kind, attributes in layers:
-                layer.__class__ = kind
-                layer.__dict__.clear()
-                layer.__dict__.update(attributes)
-            for module, flag in flags:
-                module.training = flag
+            for snapshot in modules:
+                snapshot.restore()
             for leaf, gradient in gradients:
                 leaf.grad = gradient
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """A module's class, its attributes, and the contents of those that are dicts: hooks, buffers, children."""
+
+    module: nn.Module
+    kind: type[nn.Module]
+    attributes: dict[str, Any]
+    contents: dict[str, dict[Any, Any]]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Snapshot:
+        contents = {name: dict(value) for name, value in module.__dict__.items() if isinstance(value, dict)}
+        return cls(module, module.__class__, dict(module.__dict__), contents)
+
+    def restore(self) -> None:
+        self.module.__class__ = self.kind
+        self.module.__dict__.clear()
+        self.module.__dict__.update(self.attributes)
+        for name, content in self.contents.items():
+            value = self.module.__dict__[name]  # the same object: handles of hooks refer to it
+            value.clear()
+            value.update(content)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,8 +25,8 @@ class Sketch(ABC):
     seed: int
 
     @property
-    def gain(self) -> float:
-        """Return the factor with which E[R Rᵀ] · gain = I."""
+    def gain(self) -> float | Tensor:
+        """Return the factor with which E[R Rᵀ] · gain = I; a () tensor where it depends on data."""
         return 1.0
 
     @abstractmethod
@@ -36,7 +35,7 @@ class Sketch(ABC):
 
     def project(self, x: Tensor) -> Tensor:
         """Return Sᵀx: (rows, features) -> (dim, features)."""
-        return self.compress(x) * math.sqrt(self.gain)
+        return self.compress(x) * self.gain**0.5
 
     def generator(self, device: torch.device) -> torch.Generator:
         """Return a fresh generator at this sketch's seed."""

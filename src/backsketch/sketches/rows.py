@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ class Rows(Sketch):
     __slots__ = ()
 
     @property
-    def gain(self) -> float:
+    def gain(self) -> float | Tensor:
         return self.rows / self.dim
 
     def compress(self, x: Tensor) -> Tensor:
@@ -23,3 +25,28 @@ class Rows(Sketch):
     def chosen(self, device: torch.device) -> Tensor:
         """Return the indices of the kept rows: (dim,)."""
         return torch.randperm(self.rows, generator=self.generator(device), device=device)[: self.dim]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ValidRows(Rows):
+    """Rows that picks only among the valid ones; what is left over of ``dim`` is filled with zero rows.
+
+    E[S Sᵀ] is the identity on the valid rows and zero on the others. How many are valid is read on the device.
+    """
+
+    valid: Tensor
+
+    @property
+    def gain(self) -> Tensor:
+        count = self.valid.sum().clamp(min=1)
+        return count / count.clamp(max=self.dim)
+
+    def compress(self, x: Tensor) -> Tensor:
+        chosen = self.chosen(x.device)
+        padded = ~self.valid.index_select(0, chosen)
+        return x.index_select(0, chosen).masked_fill_(padded.unsqueeze(1), 0)
+
+    def chosen(self, device: torch.device) -> Tensor:
+        order = torch.randperm(self.rows, generator=self.generator(device), device=device)
+        valid_first = self.valid.index_select(0, order).to(torch.uint8).sort(stable=True, descending=True).indices
+        return order.index_select(0, valid_first[: self.dim])

@@ -1,0 +1,129 @@
+"""Which rows count: rows of padded tokens get no gradient, so nothing need be kept of them.
+
+That their gradient is zero is the caller's promise. It holds where padded tokens are masked in attention and loss.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(eq=False, slots=True)
+class _Mask:
+    """A mask in force, the flat copies made of it by device, and which input shapes have met it."""
+
+    rows: Tensor
+    shape: torch.Size
+    used: bool = False
+    seen: set[torch.Size] = field(default_factory=set)
+
+    def for_input(self, x: Tensor) -> Tensor | None:
+        """Return which rows of x are valid, (rows,) bool, or None where the mask is of another shape."""
+        shape = x.shape[:-1]
+        if shape != self.shape:
+            self.seen.add(shape)
+            return None
+        self.used = True
+        if self.rows.device != x.device:
+            self.rows = self.rows.to(x.device, non_blocking=True)
+        return self.rows
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.masks: list[_Mask | None] = []
+
+
+_stack = _Stack()
+_by_seed: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+
+
+@contextmanager
+def valid_rows(mask: Tensor) -> Iterator[None]:
+    """Leave the rows where ``mask`` is 0 out of every sketch made inside: ``with valid_rows(mask): loss = model(...)``.
+
+    The mask has the leading shape of the layers' inputs, as an attention mask (batch, sequence) has. Inputs of another
+    shape, such as a pooled (batch, features), are sketched as a whole; a mask that fits no input at all is an error.
+    The caller promises that masked rows get no gradient: what they would add to the weight gradient is left out.
+    """
+    entry = _Mask(_as_rows(mask), mask.shape)
+    _stack.masks.append(entry)
+    try:
+        yield
+    finally:
+        _stack.masks.pop()
+    if entry.seen and not entry.used:
+        shapes = ", ".join(str(tuple(shape)) for shape in sorted(entry.seen))
+        raise ValueError(
+            f"mask must have the leading shape of a sketched layer's input, got {tuple(mask.shape)}; "
+            f"the inputs had {shapes}"
+        )
+
+
+def masked_rows(x: Tensor) -> Tensor | None:
+    """Return which rows of x count by the mask in force, or None if all do."""
+    entry = _stack.masks[-1] if _stack.masks else None
+    return None if entry is None else entry.for_input(x)
+
+
+def valid_for(x: Tensor, seed: int) -> Tensor | None:
+    """Return which rows of x count in the call that drew this seed, or None if all do."""
+    entry = _stack.masks[-1] if _stack.masks else None
+    if entry is None:
+        return _by_seed.get(seed) if len(_by_seed) else None  # checkpointing recomputes after the mask was lifted
+    valid = entry.for_input(x)
+    if valid is not None:
+        _by_seed[seed] = valid
+    return valid
+
+
+def follow_attention_mask(model: nn.Module) -> None:
+    """Make ``model`` apply the attention_mask it is called with to its sketched layers."""
+    ignore_attention_mask(model)
+    model.__dict__[_HANDLES] = (
+        model.register_forward_pre_hook(_before_forward, with_kwargs=True),
+        model.register_forward_hook(_after_forward, always_call=True),
+    )
+
+
+def ignore_attention_mask(model: nn.Module) -> None:
+    """Undo follow_attention_mask."""
+    for handle in model.__dict__.pop(_HANDLES, ()):
+        handle.remove()
+
+
+_HANDLES = "_attention_mask_hooks"
+
+
+def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if torch.compiler.is_compiling():
+        return
+    mask = kwargs.get("attention_mask")
+    if mask is None and args:
+        mask = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments.get("attention_mask")
+    current = _stack.masks[-1] if _stack.masks else None
+    if current is None and isinstance(mask, Tensor) and mask.dim() == 2 and not mask.is_floating_point():
+        rows = _as_rows(mask)
+        # Nothing padded, nothing to do; on an accelerator asking would wait for it.
+        current = None if rows.device.type == "cpu" and bool(rows.all()) else _Mask(rows, mask.shape)
+    _stack.masks.append(current)
+
+
+def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _stack.masks.pop()
+
+
+def _as_rows(mask: Any) -> Tensor:
+    if not isinstance(mask, Tensor) or mask.dim() == 0:
+        raise TypeError(f"mask must be a tensor of at least one dimension, got {mask!r}")
+    return mask.detach().reshape(-1) != 0

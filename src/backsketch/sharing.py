@@ -1,0 +1,63 @@
+"""One sketch per input: layers that read the same tensor with the same config keep it once between them.
+
+A memo from input to what was kept of it. It owns nothing: the kept tensors live exactly as long as autograd holds them
+for some layer, and an entry whose tensors are gone counts as absent. Each thread has its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+Kept = tuple[Tensor, ...]
+
+
+class _Memo(threading.local):
+    """What this thread has kept and autograd still holds, by input."""
+
+    def __init__(self) -> None:
+        self.entries: dict[Hashable, _Entry] = {}
+
+
+class _Entry:
+    """Weak references to an input's storage and to what was kept of it."""
+
+    __slots__ = ("kept", "storage")
+
+    def __init__(self, x: Tensor, kept: Kept, forget: Callable[[object], object]) -> None:
+        # While this is held, the storage's address is not used again.
+        self.storage = StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]
+        self.kept = [weakref.ref(tensor, forget) for tensor in kept]
+
+    def get(self) -> Kept | None:
+        kept = tuple(reference() for reference in self.kept)
+        return None if any(tensor is None for tensor in kept) else kept  # type: ignore[return-value]
+
+
+_memo = _Memo()
+
+
+def shared(x: Tensor, purpose: Hashable, keep: Callable[[], Kept]) -> Kept:
+    """Return what another layer kept of this very tensor for the same purpose, or else ``keep()``.
+
+    The same tensor means the same memory, shape and strides, unchanged since: in-place changes count up its version.
+    """
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return keep()
+    entries = _memo.entries
+    key = (_identity(x), purpose)
+    if (entry := entries.get(key)) is not None and (kept := entry.get()) is not None:
+        return kept
+    kept = keep()
+    entries[key] = _Entry(x, kept, lambda _: entries.pop(key, None))
+    return kept
+
+
+def _identity(x: Tensor) -> Hashable:
+    version = None if x.is_inference() else x._version
+    return x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, version

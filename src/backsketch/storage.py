@@ -1,0 +1,99 @@
+"""How kept rows are stored: as they are, or in 8, 4 or 2 bits a value, rounded at random so that the mean is right.
+
+Each row is cut into groups of GROUP values. A group is stored as codes 0 … 2^bits − 1 between its least and its largest
+value. Rounding adds a dither u and drops the fraction, so E[stored] = value. One random number a row is enough:
+u = frac(r + φ·column) is uniform for every value, and only roundings in different rows must be independent for
+the gradient's noise to be that of independent rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .sketches.base import CHUNK_ELEMENTS, compute_dtype
+
+GROUP = 128
+_GOLDEN = 0.6180339887498949
+
+
+def pack(x: Tensor, bits: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Round x at random to ``bits`` bits: (rows, features) -> codes (rows, bytes), ranges (rows, groups, 2).
+
+    ``ranges`` holds each group's least value and step. A group with NaN or infinity comes back without a finite value.
+    """
+    rows, features = x.shape
+    dtype = compute_dtype(x.dtype)
+    levels = 2**bits - 1
+    groups = -(-features // GROUP)
+    codes = x.new_empty(rows, packed_bytes(features, bits), dtype=torch.uint8)
+    ranges = x.new_empty(rows, groups, 2, dtype=dtype)
+    shift = torch.rand(rows, 1, generator=generator, device=x.device, dtype=torch.float32).to(dtype)
+    column = (torch.arange(groups * GROUP, device=x.device, dtype=torch.float64) * _GOLDEN).frac().to(dtype)
+    for slab in row_slabs(rows, features):
+        values = _grouped(x[slab].to(dtype), groups)
+        least, largest = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
+        step = largest / levels - least / levels  # not (largest - least): that may overflow
+        inverse = step.reciprocal()
+        inverse.masked_fill_(inverse.isinf(), 0)  # a constant group: code 0 is exact
+        dither = torch.add(shift[slab], column).frac_().view_as(values)
+        dither.sub_(least * inverse).addcmul_(values, inverse).clamp_(0, levels)
+        codes[slab] = _join(dither.view(len(values), -1).to(torch.uint8), bits, codes.shape[1])
+        torch.cat((least, step), dim=-1, out=ranges[slab])
+    return codes, ranges
+
+
+def unpack(codes: Tensor, ranges: Tensor, bits: int, features: int, dtype: torch.dtype) -> Tensor:
+    """Return the stored values: codes (rows, bytes), ranges (rows, groups, 2) -> (rows, features)."""
+    groups = ranges.shape[1]
+    values = _split(codes, bits, groups * GROUP).to(ranges.dtype).view(len(codes), groups, GROUP)
+    least, step = ranges[..., :1], ranges[..., 1:]
+    return torch.addcmul(least, values, step, out=values).view(len(codes), groups * GROUP)[:, :features].to(dtype)
+
+
+def packed_bytes(features: int, bits: int) -> int:
+    """Return how many bytes the codes of one row take."""
+    return -(-features * bits // 8)
+
+
+def stored_bytes(rows: int, features: int, bits: int | None, itemsize: int) -> int:
+    """Return how many bytes ``rows`` kept rows take, codes and ranges together."""
+    if bits is None:
+        return rows * features * itemsize
+    return rows * (packed_bytes(features, bits) + -(-features // GROUP) * 2 * max(itemsize, 4))
+
+
+def row_slabs(rows: int, features: int) -> Iterator[slice]:
+    """Split the rows so that one slab stays near CHUNK_ELEMENTS."""
+    height = max(1, CHUNK_ELEMENTS // max(features, 1))
+    return (slice(start, min(start + height, rows)) for start in range(0, rows, height))
+
+
+def _grouped(x: Tensor, groups: int) -> Tensor:
+    """View the rows as groups, the last one filled up with its own last value so that its range is unchanged."""
+    missing = groups * GROUP - x.shape[1]
+    if missing:
+        x = torch.cat((x, x[:, -1:].expand(-1, missing)), dim=1)
+    return x.reshape(len(x), groups, GROUP)
+
+
+def _join(codes: Tensor, bits: int, width: int) -> Tensor:
+    """Put 8/bits codes in a byte; neighbours in a byte come from different parts of the row, so slices stay whole."""
+    if bits == 8:
+        return codes[:, :width]
+    codes.bitwise_and_(2**bits - 1)  # what NaN became must not spill into its neighbours
+    joined = codes[:, :width]
+    for part in range(1, 8 // bits):
+        joined = joined | codes[:, part * width : (part + 1) * width] << (part * bits)
+    return joined
+
+
+def _split(joined: Tensor, bits: int, count: int) -> Tensor:
+    width = joined.shape[1]
+    codes = joined.new_empty(len(joined), count)
+    for part in range(8 // bits):
+        target = codes[:, part * width : (part + 1) * width]
+        torch.bitwise_right_shift(joined, part * bits, out=target).bitwise_and_(2**bits - 1)
+    return codes

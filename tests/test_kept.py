@@ -1,0 +1,101 @@
+"""What is kept: every kind × bits × center × mask gives an unbiased gradient, and keeps the bytes it says."""
+
+import itertools
+
+import pytest
+import torch
+
+from backsketch import SketchConfig
+from backsketch.kept import keep, kept_bytes, weight_gradient
+from backsketch.seeds import draw_seed
+from cases import FORMS, within_five_standard_errors
+
+ROWS, FEATURES, OUTPUTS = 26, 7, 5
+CASES = [
+    SketchConfig(kind=kind, block=block, ratio=ratio, bits=bits, center=center)
+    for (kind, block), bits, center, ratio in itertools.product(FORMS, (None, 8, 4, 2), (False, True), (0.3, 1.0))
+    if ratio < 1 or (kind == "rows" and block is None)
+]
+
+
+def data(rows=ROWS, dtype=torch.float32):
+    x = torch.randn(rows, FEATURES) + torch.linspace(-2, 2, FEATURES)
+    y = torch.randn(rows, OUTPUTS)
+    valid = torch.rand(rows) < 0.6
+    return x.to(dtype), (y * valid.unsqueeze(1)).to(dtype), valid
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("config", CASES, ids=str)
+def test_gradient_is_unbiased(config, masked):
+    x, y, valid = data()
+    valid = valid if masked else None
+    samples = [weight_gradient(keep(x, config, draw_seed(), valid), y, config, FEATURES, valid) for _ in range(400)]
+    assert within_five_standard_errors(torch.stack(samples), (y.t() @ x).double(), rounding=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("config", [SketchConfig(ratio=0.5, bits=4, center=True), SketchConfig(ratio=1.0, bits=2)])
+def test_gradient_is_unbiased_in_every_dtype(config, dtype):
+    x, y, _ = data(dtype=dtype)
+    samples = [weight_gradient(keep(x, config, draw_seed()), y, config, FEATURES) for _ in range(400)]
+    assert samples[0].dtype == dtype
+    exact = y.double().t() @ x.double()
+    assert within_five_standard_errors(torch.stack(samples), exact, 3 * torch.finfo(dtype).eps * exact.abs().max())
+
+
+@pytest.mark.parametrize("features", [1, 3, 128, 200, 768])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("config", [config for config in CASES if config.block is None], ids=str)
+def test_bytes_kept_are_those_announced(config, dtype, features):
+    kept = keep(torch.randn(40, features, dtype=dtype), config, draw_seed())
+    assert sum(tensor.untyped_storage().nbytes() for tensor in kept) == kept_bytes(config, 40, features, dtype.itemsize)
+
+
+@pytest.mark.parametrize(("bits", "share"), [(8, 0.27), (4, 0.145), (2, 0.085)])
+def test_bits_keep_a_small_share_of_the_fp32_bytes(bits, share):
+    config = SketchConfig(ratio=1.0, bits=bits)
+    assert kept_bytes(config, 4096, 768, 4) / (4096 * 768 * 4) <= share
+
+
+@pytest.mark.parametrize("kind", ["rows", "gaussian", "hash", "hadamard"])
+@pytest.mark.parametrize("garbage", [1e30, float("nan"), float("inf")])
+def test_masked_rows_never_reach_what_is_kept(kind, garbage):
+    x, _, valid = data()
+    config = SketchConfig(kind=kind, ratio=0.5, bits=4, center=True)
+    outcomes = []
+    for fill in (0.0, garbage):
+        torch.manual_seed(1)
+        outcomes.append(keep(x.masked_fill(~valid.unsqueeze(1), fill), config, draw_seed(), valid))
+    assert all(torch.equal(one, other) for one, other in zip(*outcomes, strict=True))
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, ROWS])
+def test_rows_with_few_valid_ones_are_kept_exactly(count):
+    x, y, _ = data()
+    valid = torch.arange(ROWS) < count
+    y = torch.randn(ROWS, OUTPUTS) * valid.unsqueeze(1)
+    config = SketchConfig(dim=max(count, 5))
+    gradient = weight_gradient(keep(x, config, draw_seed(), valid), y, config, FEATURES, valid)
+    torch.testing.assert_close(gradient, y.t() @ x)
+
+
+def test_the_dither_is_drawn_from_the_seed():
+    x, _, _ = data()
+    config = SketchConfig(ratio=1.0, bits=2)
+    torch.manual_seed(3)
+    first = keep(x, config, draw_seed())
+    torch.manual_seed(3)
+    again = keep(x, config, draw_seed())
+    other = keep(x, config, draw_seed())
+    assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
+    assert not torch.equal(first[1], other[1])
+
+
+def test_center_keeps_the_mean_row_exactly():
+    x = torch.randn(1, FEATURES).expand(ROWS, FEATURES) * 100
+    y = torch.randn(ROWS, OUTPUTS)
+    for kind, block in FORMS:
+        config = SketchConfig(kind=kind, block=block, ratio=0.2, center=True)
+        gradient = weight_gradient(keep(x, config, draw_seed()), y, config, FEATURES)
+        torch.testing.assert_close(gradient, y.t() @ x, rtol=1e-4, atol=1e-2)

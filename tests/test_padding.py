@@ -1,0 +1,179 @@
+"""Rows that cannot carry gradient are left out."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from backsketch import SketchConfig, SketchedLinear, sketch_, sketched_linear, unsketch_, valid_rows
+from cases import KINDS, within_five_standard_errors
+
+BATCH, LENGTH, FEATURES = 4, 8, 6
+CONFIG = SketchConfig(ratio=0.5)
+
+
+@pytest.fixture
+def mask():
+    return torch.arange(LENGTH).expand(BATCH, LENGTH) < torch.tensor([8, 5, 2, 1]).unsqueeze(1)
+
+
+def masked_problem(mask):
+    x = torch.randn(BATCH, LENGTH, FEATURES)
+    y = torch.randn(BATCH, LENGTH, 3) * mask.unsqueeze(-1)
+    return x, y, torch.randn(3, FEATURES, requires_grad=True)
+
+
+def gradient(x, y, weight, config):
+    (grad,) = torch.autograd.grad(sketched_linear(x, weight, None, config), weight, y)
+    return grad
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("as_type", [torch.bool, torch.int64, torch.float32])
+def test_gradient_is_unbiased_and_the_output_exact(mask, kind, as_type):
+    x, y, weight = masked_problem(mask)
+    config = SketchConfig(kind=kind, ratio=0.25)
+    with valid_rows(mask.to(as_type)):
+        torch.testing.assert_close(sketched_linear(x, weight, None, config), x @ weight.t())
+        samples = torch.stack([gradient(x, y, weight, config) for _ in range(400)])
+    exact = y.flatten(0, 1).t() @ x.flatten(0, 1)
+    assert within_five_standard_errors(samples, exact.double(), 1e-5)
+
+
+def test_all_valid_rows_fit_and_the_gradient_is_exact(mask):
+    x, y, weight = masked_problem(mask)
+    with valid_rows(mask):  # 16 of 32 rows are valid, and half are kept
+        ours = gradient(x, y, weight, CONFIG)
+    torch.testing.assert_close(ours, y.flatten(0, 1).t() @ x.flatten(0, 1))
+
+
+def test_noise_falls_with_the_padding(mask):
+    """With half the rows padded, a ratio of 0.25 keeps half of the valid rows."""
+    x, y, weight = masked_problem(mask)
+    config = SketchConfig(ratio=0.25)
+    exact = y.flatten(0, 1).t() @ x.flatten(0, 1)
+
+    def noise():
+        return torch.stack([(gradient(x, y, weight, config) - exact).square().sum() for _ in range(500)]).mean()
+
+    plain = noise()
+    with valid_rows(mask):
+        masked = noise()
+    assert masked < 0.5 * plain
+
+
+def test_thirty_percent_padding_leaves_at_most_two_thirds_of_the_noise():
+    """The exact share is (V C - g)(V - k)(B - 1) / ((B C - g)(B - k)(V - 1)) for V valid rows of B."""
+    rows, count, dim = 200, 140, 20
+    mask = torch.arange(rows) < count
+    x, weight = torch.randn(rows, FEATURES) + 1, torch.randn(3, FEATURES, requires_grad=True)
+    y = (torch.randn(rows, 3) + 0.5) * mask.unsqueeze(1)
+    exact = y.t() @ x
+
+    def error():
+        return (gradient(x, y, weight, SketchConfig(dim=dim)) - exact).square().sum()
+
+    plain = torch.stack([error() for _ in range(3000)])
+    with valid_rows(mask):
+        masked = torch.stack([error() for _ in range(3000)])
+    c, g = (x.square().sum(1) * y.square().sum(1)).sum(), exact.square().sum()
+    assert within_five_standard_errors(plain, ((rows * c - g) / dim * (rows - dim) / (rows - 1)).item())
+    assert within_five_standard_errors(masked, ((count * c - g) / dim * (count - dim) / (count - 1)).item())
+    assert masked.mean() <= 0.65 * plain.mean()
+
+
+def test_kept_rows_are_as_many_with_and_without_a_mask(mask):
+    x, _, weight = masked_problem(mask)
+    plain = sketched_linear(x, weight, None, CONFIG).grad_fn.saved_tensors[-1]
+    with valid_rows(mask):
+        masked = sketched_linear(x, weight, None, CONFIG).grad_fn.saved_tensors[-1]
+    assert masked.shape == plain.shape
+
+
+def test_a_mask_that_fits_nothing_is_an_error(mask):
+    x, _, weight = masked_problem(mask)
+    with pytest.raises(ValueError, match=r"got \(4, 9\); the inputs had \(4, 8\)"), valid_rows(torch.ones(4, 9)):
+        sketched_linear(x, weight, None, CONFIG)
+    with pytest.raises(TypeError, match="mask must be a tensor"), valid_rows([1, 0]):
+        pass
+
+
+def test_inputs_of_another_shape_are_sketched_whole(mask):
+    x, y, weight = masked_problem(mask)
+    config = SketchConfig(ratio=1.0)
+    with valid_rows(mask):
+        gradient(x, y, weight, config)
+        pooled = x[:, 0]
+        grad = gradient(pooled, torch.ones(BATCH, 3), weight, config)
+    torch.testing.assert_close(grad, pooled.sum(0).expand(3, FEATURES))
+
+
+def test_an_error_inside_is_not_hidden(mask):
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), valid_rows(torch.ones(7, 7)):
+        sketched_linear(torch.randn(4, 4), torch.randn(3, 5, requires_grad=True))
+
+
+class Encoder(nn.Module):
+    """A model that is called with an attention mask, as those of transformers are."""
+
+    def __init__(self, checkpointed=False):
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, 3)
+        self.checkpointed = checkpointed
+
+    def forward(self, x, attention_mask=None):
+        if self.checkpointed:
+            return checkpoint(self._layers, x, use_reentrant=False)
+        return self._layers(x)
+
+    def _layers(self, x):
+        return self.second(self.first(x).relu())
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("positional", [False, True])
+def test_a_model_called_with_an_attention_mask_uses_it(mask, positional, checkpointed):
+    """All 16 valid rows of 32 are kept at ratio 0.5: exact, where without the mask it could not be."""
+    model = Encoder(checkpointed)
+    exact = copy.deepcopy(model)
+    sketch_(model, CONFIG)
+    x, y, _ = masked_problem(mask)
+    outputs = [m(x, mask.long()) if positional else m(x, attention_mask=mask.long()) for m in (model, exact)]
+    for out in outputs:
+        out.backward(y)
+    for one, other in zip(model.parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    model.zero_grad()
+    model(x).backward(y)
+    assert not torch.allclose(model.second.weight.grad, exact.second.weight.grad, rtol=1e-3)
+
+
+def test_an_error_in_forward_lifts_the_mask(mask):
+    model = sketch_(Encoder(), CONFIG)
+    with pytest.raises(RuntimeError):
+        model(torch.randn(2, 3), attention_mask=mask.long())
+    x, y, weight = masked_problem(mask)
+    exact = y.flatten(0, 1).t() @ x.flatten(0, 1)
+    assert not torch.allclose(gradient(x, y, weight, CONFIG), exact, rtol=1e-3)
+
+
+def test_hooks_go_with_unsketch_and_survive_copies(mask):
+    model = sketch_(sketch_(Encoder(), CONFIG), CONFIG)
+    assert len(model._forward_pre_hooks) == len(model._forward_hooks) == 1
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        other(torch.randn(BATCH, LENGTH, FEATURES), attention_mask=mask.long()).sum().backward()
+        unsketch_(other)
+        assert not other._forward_pre_hooks
+        assert not other._forward_hooks
+    assert isinstance(model.first, SketchedLinear)
+
+
+def test_a_single_layer_follows_the_context(mask):
+    layer = SketchedLinear(FEATURES, 3, config=CONFIG)
+    x, y, _ = masked_problem(mask)
+    with valid_rows(mask):
+        layer(x).backward(y)
+    torch.testing.assert_close(layer.weight.grad, y.flatten(0, 1).t() @ x.flatten(0, 1))

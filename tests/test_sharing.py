@@ -1,0 +1,185 @@
+"""One sketch per input: who shares, who does not, and for how long."""
+
+import gc
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from backsketch import SketchConfig, sketched_linear
+from backsketch.sharing import _memo
+from cases import saved_storages
+
+CONFIG = SketchConfig(ratio=0.5)
+ROWS, FEATURES = 20, 6
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    yield
+    gc.collect()
+    assert not _memo.entries
+
+
+@pytest.fixture
+def x():
+    return torch.randn(ROWS, FEATURES)
+
+
+def weights(count):
+    return [torch.randn(5, FEATURES, requires_grad=True) for _ in range(count)]
+
+
+def activations(run, parameters):
+    """Return the bytes of each storage held beside the parameters, largest first."""
+    held = saved_storages(run)
+    for parameter in parameters:
+        held.pop(parameter.untyped_storage().data_ptr(), None)
+    return sorted(held.values(), reverse=True)
+
+
+def test_layers_that_read_one_tensor_keep_one_sketch_and_one_seed(x):
+    parameters = weights(3)
+    held = activations(lambda: [sketched_linear(x, weight, None, CONFIG) for weight in parameters], parameters)
+    assert held == [10 * FEATURES * 4, 8]
+
+
+@pytest.mark.parametrize("config", [CONFIG, SketchConfig(kind="hash", ratio=0.5, bits=4, center=True)], ids=str)
+def test_shared_gradients_are_those_of_one_sketch_over_both_layers(x, config):
+    """With one S, the gradients of stacked weights are the stacked gradients."""
+    first, second = weights(2)
+    both = torch.cat((first, second)).detach().requires_grad_()
+    torch.manual_seed(4)
+    a, b = sketched_linear(x, first, None, config), sketched_linear(x, second, None, config)
+    torch.manual_seed(4)
+    c = sketched_linear(x.clone(), both, None, config)
+    y = torch.randn(ROWS, 10)
+    c.backward(y)
+    (a * y[:, :5]).sum().backward()
+    (b * y[:, 5:]).sum().backward()
+    torch.testing.assert_close(torch.cat((first.grad, second.grad)), both.grad)
+
+
+def test_a_view_of_the_same_memory_shares_and_another_shape_does_not(x):
+    parameters = weights(2)
+    other = weights(1)[0]
+    assert (
+        len(activations(lambda: [sketched_linear(x.view(ROWS, -1), w, None, CONFIG) for w in parameters], parameters))
+        == 2
+    )
+    run = lambda: [sketched_linear(x, other, None, CONFIG), sketched_linear(x.view(4, 5, -1), other, None, CONFIG)]  # noqa: E731
+    assert len(activations(run, [other])) == 4
+
+
+def test_another_config_or_dtype_does_not_share(x):
+    (weight,) = weights(1)
+    other = SketchConfig(ratio=0.25)
+    run = lambda: [sketched_linear(x, weight, None, config) for config in (CONFIG, other)]  # noqa: E731
+    assert activations(run, [weight]) == [10 * FEATURES * 4, 5 * FEATURES * 4, 8, 8]
+
+    def mixed():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            half = sketched_linear(x, weight, None, CONFIG), sketched_linear(x, weight, None, CONFIG)
+        return half, sketched_linear(x, weight, None, CONFIG)
+
+    assert activations(mixed, [weight]) == [10 * FEATURES * 4, 10 * FEATURES * 2, 8, 8]
+
+
+def test_a_change_in_place_between_two_layers_is_seen(x):
+    first, second = weights(2)
+    config = SketchConfig(ratio=0.5)
+    a = sketched_linear(x, first, None, config)
+    before = x.clone()
+    x.add_(100)
+    b = sketched_linear(x, second, None, config)
+    (a.sum() + b.sum()).backward()
+    assert first.grad.abs().max() <= 2 * before.abs().sum()
+    assert second.grad.mean() == pytest.approx(100 * ROWS, rel=0.05)
+
+
+def test_the_next_step_on_the_same_tensor_has_a_new_sketch(x):
+    (weight,) = weights(1)
+    grads = []
+    for _ in range(3):
+        out = sketched_linear(x, weight, None, CONFIG)
+        weight.grad = None
+        out.sum().backward()
+        grads.append(weight.grad)
+    assert not torch.equal(grads[0], grads[1])
+    assert not torch.equal(grads[1], grads[2])
+
+
+def test_nothing_is_held_once_autograd_lets_go(x):
+    parameters = weights(3)
+    outs = [sketched_linear(x, weight, None, CONFIG) for weight in parameters]
+    assert len(_memo.entries) == 1
+    sum(out.sum() for out in outs).backward()
+    assert not _memo.entries  # backward frees what was saved, though the outputs still live
+
+
+def test_memory_used_again_is_not_mistaken_for_the_old_input():
+    (weight,) = weights(1)
+    outs = []
+    for value in range(50):  # each input dies at once and its memory is likely used again for the next
+        outs.append(sketched_linear(torch.full((ROWS, FEATURES), float(value)), weight, None, CONFIG))
+    for value, out in enumerate(outs):
+        (grad,) = torch.autograd.grad(out.sum(), weight)
+        torch.testing.assert_close(grad, torch.full_like(grad, value * ROWS))
+
+
+def test_threads_do_not_share(x):
+    parameters = weights(2)
+    outs = [sketched_linear(x, parameters[0], None, CONFIG)]
+    thread = threading.Thread(target=lambda: outs.append(sketched_linear(x, parameters[1], None, CONFIG)))
+    thread.start()
+    thread.join()
+    kept = [out.grad_fn.saved_tensors[-1].data_ptr() for out in outs]
+    assert kept[0] != kept[1]
+
+
+class Attention(nn.Module):
+    """q, k and v read one tensor, dropout draws random numbers in between."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.weights = nn.ParameterList(weights(3))
+        self.config = config
+
+    def forward(self, x):
+        q, k, v = (nn.functional.dropout(sketched_linear(x, w, None, self.config), 0.5) for w in self.weights)
+        return q * k + v
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("preserve", [False, True])
+def test_checkpointing_recomputes_the_same_gradient(x, reentrant, preserve):
+    """Sharing depends on what is alive, and that differs when recomputing; the random numbers drawn must not."""
+    layer = Attention(CONFIG)
+    grads = []
+    for use in (False, True):
+        layer.zero_grad()
+        torch.manual_seed(9)
+        source = x.clone().requires_grad_()
+        out = checkpoint(layer, source, use_reentrant=reentrant, preserve_rng_state=preserve) if use else layer(source)
+        out.square().sum().backward()
+        grads.append([source.grad, *(weight.grad for weight in layer.weights)])
+    if preserve:
+        assert torch.equal(grads[0][0], grads[1][0])  # the input's gradient sees every dropout mask
+    assert all(grad.isfinite().all() and grad.any() for grad in grads[1])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_without_saved_random_state_is_still_unbiased(x, reentrant):
+    (weight,) = weights(1)
+    total = torch.zeros_like(weight)
+    y = torch.randn(ROWS, 5)
+    for _ in range(300):
+        source = x.clone().requires_grad_()
+        layer = lambda a: sketched_linear(a, weight, None, CONFIG)  # noqa: E731
+        checkpoint(layer, source, use_reentrant=reentrant, preserve_rng_state=False).backward(y)
+        total += weight.grad / 300
+        weight.grad = None
+    exact = y.t() @ x
+    assert (total * exact).sum() / exact.square().sum() == pytest.approx(1, abs=0.15)
