@@ -14,7 +14,7 @@ from backsketch.measure.norms import added_noise
 from backsketch.measure.spend import Point, lower_hull, spend
 from small import gpt2, llama, roberta
 
-ROWS_KIND = SketchConfig()
+RATIO_ALONE = {"config": SketchConfig(), "bits": (None,)}
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 STILL_GPT2 = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
 
@@ -56,7 +56,7 @@ def kept(model, batch):
 def test_half_the_bytes_with_less_noise_than_one_ratio(make, options):
     model, batch = briefly_trained(make, **options)
     exact = kept(model, batch)
-    planned = plan(model, **batch, budget="50%", config=ROWS_KIND)
+    planned = plan(model, **batch, budget="50%", **RATIO_ALONE)
     assert planned.kept_before == exact
     assert 0.98 * planned.budget <= planned.bytes_after <= planned.budget == planned.bytes_before // 2
 
@@ -68,9 +68,28 @@ def test_half_the_bytes_with_less_noise_than_one_ratio(make, options):
     assert kept(model, batch) == planned.kept_after
 
 
-def test_monte_carlo_confirms_the_expected_noise():
+@pytest.mark.parametrize(
+    ("budget", "options"),
+    [
+        ("50%", RATIO_ALONE),
+        ("50%", {}),
+        ("10%", {}),
+        ("5%", {"bits": (2,)}),
+        ("10%", {"config": SketchConfig(bits=4, center=True)}),
+    ],
+)
+@pytest.mark.parametrize("padded", [False, True])
+def test_monte_carlo_confirms_the_expected_noise(budget, options, padded):
     model, batch = briefly_trained(gpt2, **STILL_GPT2)
-    planned = plan(model, **batch, budget=0.5, config=ROWS_KIND)
+    if padded:
+        batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+        batch["attention_mask"][:2, 9:] = 0
+        batch["labels"] = batch["labels"].masked_fill(batch["attention_mask"] == 0, -100)
+    planned = plan(model, **batch, budget=budget, **options)
+    assert planned.bytes_after <= planned.budget
+    used = {config for config in planned.values() if config is not None}
+    assert used
+    assert all(config.bits in options.get("bits", (None, 8, 4, 2)) for config in used)
 
     def gradient():
         model.zero_grad()
@@ -100,9 +119,29 @@ def test_the_noise_of_other_kinds_is_what_monte_carlo_finds(kind):
     assert abs(errors.mean() - planned.noise) <= 5 * errors.std() / 20 + 0.1 * planned.noise
 
 
+def test_few_bits_add_less_noise_than_few_rows():
+    model, batch = briefly_trained(gpt2, **STILL_GPT2)
+    rows = plan(model, **batch, budget="15%", **RATIO_ALONE)
+    stored = plan(model, **batch, budget="15%")
+    assert stored.noise < 0.05 * rows.noise
+    exact = kept(model, batch)
+    assert kept(sketch_(model, stored), batch) == stored.kept_after < exact
+
+
+@pytest.mark.parametrize("bits", [(), (3,), (None, 16)])
+def test_wrong_bits_are_refused(bits):
+    with pytest.raises(ValueError, match="bits must be some of"):
+        plan(nn.Linear(4, 4), torch.randn(10, 4), budget="50%", bits=bits)
+
+
+def test_bits_are_planned_for_rows_alone():
+    with pytest.raises(ValueError, match="for every kind but rows"):
+        plan(nn.Linear(4, 4), torch.randn(10, 4), budget="50%", config=SketchConfig(kind="hash", bits=4))
+
+
 def test_layers_that_share_an_input_share_a_config_and_held_inputs_stay_exact():
     model, batch = llama()
-    planned = plan(model, **batch, budget="20%", config=ROWS_KIND)
+    planned = plan(model, **batch, budget="20%", **RATIO_ALONE)
     for index in range(2):
         attention = f"model.layers.{index}.self_attn"
         assert planned[f"{attention}.q_proj"] == planned[f"{attention}.k_proj"] == planned[f"{attention}.v_proj"]
@@ -115,8 +154,8 @@ def test_layers_that_share_an_input_share_a_config_and_held_inputs_stay_exact():
 
 def test_a_budget_in_bytes_and_a_budget_of_all():
     model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), torch.randn(200, 8)
-    assert plan(model, x, budget=4000, config=ROWS_KIND).bytes_after in range(3900, 4001)
-    everything = plan(model, x, budget="100%", config=ROWS_KIND)
+    assert plan(model, x, budget=4000, **RATIO_ALONE).bytes_after in range(3900, 4001)
+    everything = plan(model, x, budget="100%", **RATIO_ALONE)
     assert set(everything.values()) == {None}
     assert everything.noise == 0
     assert everything.bytes_after == everything.bytes_before == 2 * 200 * 8 * 4
@@ -128,15 +167,15 @@ def test_the_ratio_follows_the_square_root_of_noise_over_bytes():
     x, y = torch.randn(1000, 8), torch.randn(1000, 8)
     model.forward = lambda x, y: quiet(x) + 3 * loud(y)
     target = torch.randn(1000, 8)
-    planned = plan(model, x, y, budget="20%", config=ROWS_KIND, loss=lambda out: (out * target).sum())
+    planned = plan(model, x, y, budget="20%", **RATIO_ALONE, loss=lambda out: (out * target).sum())
     assert planned["1"].ratio / planned["0"].ratio == pytest.approx(3, rel=0.1)  # the noise is nine times as large
 
 
 def test_a_budget_that_cannot_be_met_says_how_low_it_can_go():
     model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), torch.randn(100, 8)
     with pytest.raises(ValueError, match=r"budget must be at least 80 bytes, 1\.2% of the 6400"):
-        plan(model, x, budget=79, config=ROWS_KIND)
-    assert plan(model, x, budget=80, config=ROWS_KIND).bytes_after == 80
+        plan(model, x, budget=79, **RATIO_ALONE)
+    assert plan(model, x, budget=80, **RATIO_ALONE).bytes_after == 80
     with pytest.raises(ValueError, match="nothing to plan"):
         plan(nn.Sequential(nn.Tanh(), nn.Linear(8, 8)), x.clone().requires_grad_(), budget="50%")
 
@@ -161,7 +200,7 @@ def test_meta_has_no_noise_to_measure():
 def test_the_model_is_left_as_it_was_and_the_plan_prints():
     model, batch = gpt2()
     random, classes = torch.get_rng_state(), [type(module) for module in model.modules()]
-    printed = str(plan(model, **batch, budget="50%", config=ROWS_KIND))
+    printed = str(plan(model, **batch, budget="50%", **RATIO_ALONE))
     assert "lm_head" in printed
     assert "budget" in printed
     assert torch.equal(torch.get_rng_state(), random)
