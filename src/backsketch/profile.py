@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,8 @@ def profile(
     with untouched(model, (args, kwargs)):
         follow_attention_mask(unsketch_(model))
         ledger = record_ledger(model, forward)
-    paying = {name: own for name, own in chosen.items() if name not in ledger.unpaid(chosen)}
+    unpaid = ledger.unpaid(chosen)
+    paying = {name: own for name, own in chosen.items() if name not in unpaid}
     peaks = []
     for converted in ({}, paying):
         with untouched(model, (args, kwargs)):
@@ -52,7 +53,7 @@ def profile(
                     forward().backward()  # type: ignore[no-untyped-call]
                 peaks.append(peak.peak)
     return Profile(
-        layers=tuple(_layers(model, ledger, chosen)),
+        layers=tuple(_layers(model, ledger, chosen, unpaid)),
         ledger=ledger,
         chosen=chosen,
         kept_before=ledger.kept,
@@ -63,8 +64,7 @@ def profile(
     )
 
 
-def _layers(model: nn.Module, ledger: Ledger, chosen: Chosen) -> Iterator[LayerProfile]:
-    unpaid = ledger.unpaid(chosen)
+def _layers(model: nn.Module, ledger: Ledger, chosen: Chosen, unpaid: Mapping[str, str]) -> Iterator[LayerProfile]:
     for name, module in model.named_modules():
         if sketched_type(module) is None:
             continue
