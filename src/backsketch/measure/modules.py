@@ -31,8 +31,6 @@ class RunningModule:
 
     def __enter__(self) -> RunningModule:
         for name, module in () if self._model is None else self._model.named_modules():
-            if isinstance(module, nn.ModuleList | nn.ModuleDict):
-                continue
             self._handles.append(module.register_forward_pre_hook(self._enter(name), prepend=True, with_kwargs=True))
             self._handles.append(module.register_forward_hook(self._leave, always_call=True))
         return self

@@ -15,7 +15,7 @@ from ..config import SketchConfig
 from ..padding import masked_rows
 from ..sketches import SKETCHES
 from ..sketches.iid import IidSketch
-from .rounding import rounding_variance
+from ..storage import rounding_variance
 
 Bits = int | None
 
