@@ -296,12 +296,15 @@ def test_the_model_is_left_as_it_was():
     model["norm"].weight.grad = marked = torch.ones(3)
     state, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     classes = [(type(module), module.training, dict(module.__dict__)) for module in model.modules()]
+    hooks = [(dict(module._forward_pre_hooks), dict(module._forward_hooks)) for module in model.modules()]
+    assert any(before for before, _ in hooks)
 
     found = profile(model, **batch, config=SketchConfig(ratio=0.1))
 
     assert found.peak_after.total < found.peak_before.total
     assert torch.equal(torch.get_rng_state(), random)
     assert [(type(module), module.training, dict(module.__dict__)) for module in model.modules()] == classes
+    assert [(module._forward_pre_hooks, module._forward_hooks) for module in model.modules()] == hooks
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     assert model["norm"].weight.grad is marked
     assert torch.equal(marked, torch.ones(3))
