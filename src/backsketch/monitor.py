@@ -17,7 +17,6 @@ from .config import SketchConfig
 from .conversion import Where, exact_type
 from .estimate import KeptInput, Trace
 from .layer import check_config
-from .noise import check_covered
 from .records import Record, Sums, settle, table
 
 _MOST_WAITING = 4096  # calls whose numbers may stay on the device: bounds what a long run holds there
@@ -86,8 +85,6 @@ class NoiseMonitor:
         layers = {name: module for name, module in self.model.named_modules() if self._selects(name, module)}
         if not layers:
             raise ValueError("model must have a sketched layer to monitor, got none; convert it with sketch_ first")
-        for module in layers.values():
-            check_covered(_config(module))
         self._layers = {name or "(the model)": module for name, module in layers.items()}
         self._handles = [
             module.register_forward_hook(partial(self._watch, name), with_kwargs=True)
@@ -162,10 +159,13 @@ class NoiseMonitor:
         self._called = True
         x = as_rows(next(iter((*args, *kwargs.values()))).detach())
         if self._step % self.every == 0 and len(x):
-            _after_backward(node, partial(self._count, self._step, name, self._trace(x, _config(module))))
+            trace = self._trace(x, _config(module), node.valid)  # type: ignore[attr-defined]
+            _after_backward(node, partial(self._count, self._step, name, trace))
 
-    def _trace(self, x: Tensor, config: SketchConfig) -> Trace | KeptInput:
-        return KeptInput(x, config) if self.exact else Trace.of(x, config, self._generator(x.device))
+    def _trace(self, x: Tensor, config: SketchConfig, valid: Tensor | None) -> Trace | KeptInput:
+        if self.exact:
+            return KeptInput(x, config, valid)
+        return Trace.of(x, config, self._generator(x.device), valid)
 
     def _generator(self, device: torch.device) -> torch.Generator:
         """Return the monitor's own generator, so that watching leaves the random numbers of the training alone."""
@@ -180,7 +180,7 @@ class NoiseMonitor:
         if not self._handles:
             return
         sums = self._steps.setdefault(step, {}).setdefault(name, Sums())
-        sums.add(trace.blocks, trace.measure(as_rows(grad_out), grad_weight))
+        sums.add(trace.blocks, trace.rows, trace.measure(as_rows(grad_out), grad_weight))
         self._waiting.append(sums)
 
 

@@ -26,14 +26,14 @@ class Sums:
     rows: int = 0
     dim: int = 0
     totals: list[float] = field(default_factory=lambda: [0.0] * len(QUANTITIES))
-    waiting: list[tuple[Blocks, Tensor]] = field(default_factory=list)
+    waiting: list[tuple[Blocks, int, Tensor]] = field(default_factory=list)
 
-    def add(self, blocks: Blocks, measured: Tensor) -> None:
+    def add(self, blocks: Blocks, rows: int, measured: Tensor) -> None:
         """Count one call, without waiting for its numbers."""
         self.calls += 1
-        self.rows += blocks.rows
+        self.rows += rows
         self.dim += blocks.dim
-        self.waiting.append((blocks, measured))
+        self.waiting.append((blocks, rows, measured))
 
     def record(self, step: int, layer: str) -> Record:
         """Return the totals under their names, with the ratios that follow from them."""
@@ -43,15 +43,15 @@ class Sums:
 
 def settle(sums: Iterable[Sums]) -> None:
     """Fetch what is waiting, with one wait a device, and add it up."""
-    groups: dict[torch.device, list[tuple[Sums, Blocks, Tensor]]] = {}
+    groups: dict[torch.device, list[tuple[Sums, Blocks, int, Tensor]]] = {}
     for total in sums:
-        for blocks, measured in total.waiting:
-            groups.setdefault(measured.device, []).append((total, blocks, measured))
+        for blocks, rows, measured in total.waiting:
+            groups.setdefault(measured.device, []).append((total, blocks, rows, measured))
         total.waiting = []
     for group in groups.values():
-        numbers = iter(torch.cat([measured for _, _, measured in group]).tolist())
-        for total, blocks, measured in group:
-            found = quantities(blocks, [next(numbers) for _ in range(len(measured))])
+        numbers = iter(torch.cat([measured for _, _, _, measured in group]).tolist())
+        for total, blocks, rows, measured in group:
+            found = quantities(blocks, rows, [next(numbers) for _ in range(len(measured))])
             total.totals = [old + new for old, new in zip(total.totals, found, strict=True)]
 
 
