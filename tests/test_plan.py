@@ -102,11 +102,14 @@ def test_monte_carlo_confirms_the_expected_noise(budget, options, padded):
     assert abs(errors.mean() - planned.noise) <= 5 * errors.std() / 10
 
 
+@pytest.mark.parametrize("block", [None, 16])
 @pytest.mark.parametrize("kind", ["gaussian", "rademacher", "hadamard", "hash"])
-def test_the_noise_of_other_kinds_is_what_monte_carlo_finds(kind):
+def test_the_noise_of_other_kinds_is_what_monte_carlo_finds(kind, block):
     torch.manual_seed(1)
     model, x = nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 5)), torch.randn(64, 6) + 0.5
-    planned = plan(model, x, budget="30%", config=SketchConfig(kind=kind), loss=lambda out: out.square().mean())
+    planned = plan(
+        model, x, budget="30%", config=SketchConfig(kind=kind, block=block), loss=lambda out: out.square().mean()
+    )
 
     def gradient():
         model.zero_grad()
@@ -116,7 +119,7 @@ def test_the_noise_of_other_kinds_is_what_monte_carlo_finds(kind):
     exact = gradient()
     sketch_(model, planned)
     errors = torch.stack([(gradient() - exact).square().sum() for _ in range(400)])
-    assert abs(errors.mean() - planned.noise) <= 5 * errors.std() / 20 + 0.1 * planned.noise
+    assert abs(errors.mean() - planned.noise) <= 5 * errors.std() / 20 + 0.02 * planned.noise
 
 
 def test_few_bits_add_less_noise_than_few_rows():

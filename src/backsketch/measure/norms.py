@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..autograd import as_rows
 from ..config import SketchConfig
+from ..noise import sketch_variance
 from ..padding import masked_rows
 from ..sketches import SKETCHES
 from ..sketches.iid import IidSketch
@@ -67,35 +68,22 @@ def _listen(calls: list[CallNoise], config: SketchConfig, bits: Collection[Bits]
 
 def _call_noise(x: Tensor, y: Tensor, valid: Tensor | None, config: SketchConfig, bits: Collection[Bits]) -> CallNoise:
     rows = len(x)
+    x, y = x.double(), y.double()
     if valid is not None:
         x, y = x[valid], y[valid]
-    x, y = x.double(), y.double()
     if config.center and len(x):
         x = x - x.mean(0)
-    count = len(x) if config.kind == "rows" else rows  # other kinds take padded rows as zeros, which cost them nothing
-    sketching = 0.0
-    if count > 1:
-        dim = count // 2
-        sketching = _variance(x, y, count, dim, config.kind) / _law(config, count, dim)
     weights = y.square().sum(1)
     rounding = {each: 0.0 if each is None else float(weights @ rounding_variance(x, each)) for each in bits}
-    return CallNoise(rows, count, sketching, rounding)
+    if valid is not None and config.kind != "rows":  # other kinds keep padded rows in their place, as zeros
+        x, y = (x.new_zeros(rows, part.shape[1]).index_put_((valid,), part) for part in (x, y))
+    if len(x) < 2:
+        return CallNoise(rows, len(x), 0.0, rounding)
+    half = replace(config, ratio=None, dim=len(x) // 2, min_dim=1, max_dim=None, bits=None, center=False)
+    return CallNoise(rows, len(x), float(sketch_variance(x, y, half)) / _law(config, len(x), len(x) // 2), rounding)
 
 
 def _law(config: SketchConfig, rows: int, dim: int) -> float:
     if dim >= rows:
         return 0.0
     return rows / dim if issubclass(SKETCHES[config.kind], IidSketch) else rows / dim - 1
-
-
-def _variance(x: Tensor, y: Tensor, rows: int, dim: int, kind: str) -> float:
-    """Return D² of a sketch of ``rows`` rows, those beyond x being zero, that keeps ``dim`` of them."""
-    coincidence = (x.square().sum(1) * y.square().sum(1)).sum().item()
-    product = (x.t() @ y).square().sum().item()
-    if kind == "rows":
-        return (rows * coincidence - product) / dim * (rows - dim) / (rows - 1)
-    energy = x.square().sum().item() * y.square().sum().item()
-    if kind == "gaussian":
-        return (energy + product) / dim
-    independent = (energy + product - 2 * coincidence) / dim
-    return independent if kind == "rademacher" else independent * (rows - dim) / (rows - 1)
