@@ -98,10 +98,10 @@ class _SketchedLinear(torch.autograd.Function):
         y = as_rows(grad_out)
         grad_x = grad_weight = grad_bias = None
         with _without_autocast(grad_out.device.type):
+            if ctx.needs_input_grad[1]:  # first, so that the compressed Y is gone before ∂x is there
+                grad_weight = weight_gradient(tuple(kept), y, ctx.config, weight.shape[1], valid).to(weight.dtype)
             if ctx.needs_input_grad[0]:
                 grad_x = grad_out @ weight.to(grad_out.dtype)
-            if ctx.needs_input_grad[1]:
-                grad_weight = weight_gradient(tuple(kept), y, ctx.config, weight.shape[1], valid).to(weight.dtype)
             if ctx.needs_input_grad[2]:
                 grad_bias = y.sum(0).to(ctx.bias_dtype)
         return grad_x, grad_weight, grad_bias, None, None, None, *(None for _ in kept)
