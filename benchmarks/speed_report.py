@@ -54,7 +54,8 @@ def _lines(record: dict[str, Any]) -> list[str]:
         f"# Speed, {record['when'][:10]}",
         "",
         f"{machine['cpu']}, {machine['threads']} threads, torch {versions['torch']}, "
-        f"backsketch {versions['backsketch']} ({record['commit']}), fp32. Ratios to nn.Linear in one process, interleaved, best of several.",
+        f"backsketch {versions['backsketch']} ({record['commit']}), fp32.",
+        "Ratios to nn.Linear in one process, interleaved, best of several.",
         "",
     ]
     if "layers" in results:
