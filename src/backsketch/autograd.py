@@ -54,7 +54,7 @@ def _run(
 
 def as_rows(x: Tensor) -> Tensor:
     """Flatten all leading dimensions: (..., features) -> (rows, features)."""
-    return x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    return x if x.dim() == 2 else x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
 def _forward(
