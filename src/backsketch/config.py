@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 
+import torch
+
 from .sketches import SKETCHES
 
 DEFAULT_RATIO = 0.1
@@ -63,13 +65,20 @@ class SketchConfig:
         """Return our best setting that keeps about the share ``keep`` of the input's fp32 bytes."""
         return cls(kind="rows", ratio=_share("keep", keep))
 
+    @property
+    def keeps_all(self) -> bool:
+        """Tell whether an input of any number of rows is kept as it is."""
+        return self.ratio == 1 and self.max_dim is None and self.bits is None
+
     def dim_for(self, rows: int) -> int:
         """Return B_proj for an input of ``rows`` rows: never 0 unless ``rows`` is, never above ``rows``."""
-        dim = round((self.ratio or DEFAULT_RATIO) * rows) if self.dim is None else self.dim
-        dim = max(dim, self.min_dim)
+        symbolic = isinstance(rows, torch.SymInt)  # then max and min would ask for its value: a graph for every batch size
+        larger, smaller = (torch.sym_max, torch.sym_min) if symbolic else (max, min)
+        dim: int = round((self.ratio or DEFAULT_RATIO) * rows) if self.dim is None else self.dim
+        dim = larger(dim, self.min_dim)
         if self.max_dim is not None:
-            dim = min(dim, self.max_dim)
-        return min(dim, rows)
+            dim = smaller(dim, self.max_dim)
+        return smaller(dim, rows)
 
     def __str__(self) -> str:
         """Name the kind, the size and whatever is not at its default."""
