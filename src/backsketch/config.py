@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 
@@ -72,9 +73,11 @@ class SketchConfig:
 
     def dim_for(self, rows: int) -> int:
         """Return B_proj for an input of ``rows`` rows: never 0 unless ``rows`` is, never above ``rows``."""
-        symbolic = isinstance(rows, torch.SymInt)  # then max and min would ask for its value: a graph for every batch size
-        larger, smaller = (torch.sym_max, torch.sym_min) if symbolic else (max, min)
-        dim: int = round((self.ratio or DEFAULT_RATIO) * rows) if self.dim is None else self.dim
+        # Of a symbolic size max and min would ask the value, and torch.compile would make a graph for every batch size.
+        symbolic = isinstance(rows, torch.SymInt)
+        larger: Callable[[int, int], int] = torch.sym_max if symbolic else max
+        smaller: Callable[[int, int], int] = torch.sym_min if symbolic else min
+        dim = round((self.ratio or DEFAULT_RATIO) * rows) if self.dim is None else self.dim
         dim = larger(dim, self.min_dim)
         if self.max_dim is not None:
             dim = smaller(dim, self.max_dim)

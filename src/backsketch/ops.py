@@ -1,9 +1,9 @@
 """What torch.compile sees of a sketch: two opaque operators, one for each pass.
 
-Drawing the seed, sketching, and returning both is one operator, so that no pass of the compiler can redo one without the
-other: rows and seed always come from the same draw, and backward never meets rows of another S. (Random numbers drawn
-by traced code may be drawn again in backward; E[∂W] is then 0.) The compiler may treat equal calls as one, which is
-the compiled form of sharing: q, k and v read one tensor and keep one sketch of it.
+Drawing the seed, sketching, and returning both is one operator, so that no pass of the compiler can redo one without
+the other: rows and seed always come from the same draw, and backward never meets rows of another S. (Random numbers
+drawn by traced code may be drawn again in backward; E[∂W] is then near 0.) The compiler may treat equal calls as one,
+which is the compiled form of sharing: q, k and v read one tensor and keep one sketch of it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def traced_weight_gradient(
     return out
 
 
-@torch.library.custom_op("backsketch::keep", mutates_args=(), schema=f"(Tensor x, {_CONFIG_SCHEMA}) -> Tensor[]", **_TAGS)
+@torch.library.custom_op(
+    "backsketch::keep", mutates_args=(), schema=f"(Tensor x, {_CONFIG_SCHEMA}) -> Tensor[]", **_TAGS
+)
 def _keep(x: Tensor, *fields: Any) -> list[Tensor]:
     config = _config(*fields)
     kept = keep(x, config, draw_seed())
