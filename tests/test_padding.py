@@ -171,6 +171,11 @@ def test_hooks_go_with_unsketch_and_survive_copies(mask):
     assert isinstance(model.first, SketchedLinear)
 
 
+def test_a_model_that_takes_no_mask_gets_no_hooks():
+    model = sketch_(nn.Sequential(nn.Linear(FEATURES, 3)), CONFIG)
+    assert not model._forward_pre_hooks
+
+
 def test_a_single_layer_follows_the_context(mask):
     layer = SketchedLinear(FEATURES, 3, config=CONFIG)
     x, y, _ = masked_problem(mask)

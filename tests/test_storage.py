@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from backsketch.storage import GROUP, pack, stored_bytes, unpack
+from backsketch.storage import GROUP, pack, rounding_variance, stored_bytes, unpack
 from cases import within_five_standard_errors
 
 
@@ -36,6 +36,13 @@ def test_roundings_in_different_rows_are_uncorrelated_and_of_binomial_variance(b
     assert within_five_standard_errors(errors.square(), fraction * (1 - fraction), rounding=1e-3)
     for shift in (1, 2, 3):
         assert within_five_standard_errors(errors * errors.roll(shift, dims=1), 0.0, rounding=1e-3)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_rounding_variance_is_what_rounding_adds(bits):
+    x = torch.randn(4, 150, dtype=torch.float64)
+    samples = torch.stack([(roundtrip(x, bits, seed) - x).square().sum(1) for seed in range(1000)])
+    assert within_five_standard_errors(samples, rounding_variance(x, bits))
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])

@@ -54,7 +54,8 @@ def _run(
     else:
         valid = valid_for(x, int(seed))
         kept = shared(source, (config, cast, id(valid)), lambda: keep(as_rows(x.detach()), config, seed, valid))
-    out: Tensor = _SketchedLinear.apply(x, weight, bias, config, cast, valid, *kept)  # type: ignore[no-untyped-call]
+    function = _TransformedLinear if torch._C._are_functorch_transforms_active() else _SketchedLinear
+    out: Tensor = function.apply(x, weight, bias, config, cast, valid, *kept)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -63,32 +64,37 @@ def as_rows(x: Tensor) -> Tensor:
     return x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
+def _forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    config: SketchConfig,
+    cast: torch.dtype | None,
+    valid: Tensor | None,
+    *kept: Tensor,
+) -> Tensor:
+    if cast is not None:  # not by autocast, whose cache would hand this detached copy to other users of the weight
+        weight, bias = weight.to(cast), None if bias is None else bias.to(cast)
+    return F.linear(x, weight, bias)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
+    _, weight, bias, config, _, valid, *kept = inputs
+    # The seed and the mask are saved tensors like the rows: checkpointing recomputes all of them, or none.
+    ctx.save_for_backward(weight, valid, *kept)
+    ctx.valid = valid  # and once more outside, for valid_for to find while checkpointing recomputes
+    ctx.config = config
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.set_materialize_grads(False)
+
+
 class _SketchedLinear(torch.autograd.Function):
     """F.linear whose weight gradient comes from what was kept of x: ∂W = (SᵀY)ᵀ(SᵀX)."""
 
     @staticmethod
-    def forward(
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        config: SketchConfig,
-        cast: torch.dtype | None,
-        valid: Tensor | None,
-        *kept: Tensor,
-    ) -> Tensor:
-        if cast is not None:  # not by autocast, whose cache would hand this detached copy to other users of the weight
-            weight, bias = weight.to(cast), None if bias is None else bias.to(cast)
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, weight, bias, config, _, valid, *kept = inputs
-        # The seed and the mask are saved tensors like the rows: checkpointing recomputes all of them, or none.
-        ctx.save_for_backward(weight, valid, *kept)
-        ctx.valid = valid  # and once more outside, for valid_for to find while checkpointing recomputes
-        ctx.config = config
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        ctx.set_materialize_grads(False)
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        _remember(ctx, inputs)
+        return _forward(*inputs)
 
     @staticmethod
     @once_differentiable
@@ -107,6 +113,16 @@ class _SketchedLinear(torch.autograd.Function):
             if ctx.needs_input_grad[2]:
                 grad_bias = y.sum(0).to(ctx.bias_dtype)
         return grad_x, grad_weight, grad_bias, None, None, None, *(None for _ in kept)
+
+
+class _TransformedLinear(_SketchedLinear):
+    """The same in the form that torch.func asks for, which takes PyTorch several times as long to call."""
+
+    forward = staticmethod(_forward)  # type: ignore[assignment]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _remember(ctx, inputs)
 
 
 def _without_autocast(device: str) -> AbstractContextManager[object]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -89,8 +90,10 @@ def valid_for(x: Tensor, seed: int) -> Tensor | None:
 
 
 def follow_attention_mask(model: nn.Module) -> None:
-    """Make ``model`` apply the attention_mask it is called with to its sketched layers."""
+    """Make ``model`` apply the attention_mask it is called with, if it takes one, to its sketched layers."""
     ignore_attention_mask(model)
+    if _mask_position(type(model).forward) is None:
+        return
     model.__dict__[_HANDLES] = (
         model.register_forward_pre_hook(_before_forward, with_kwargs=True),
         model.register_forward_hook(_after_forward, always_call=True),
@@ -109,9 +112,9 @@ _HANDLES = "_attention_mask_hooks"
 def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if torch.compiler.is_compiling():
         return
-    mask = kwargs.get("attention_mask")
-    if mask is None and args:
-        mask = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments.get("attention_mask")
+    position = _mask_position(type(module).forward)
+    given = args[position] if position is not None and 0 <= position < len(args) else None
+    mask = kwargs.get("attention_mask", given)
     current = _stack.masks[-1] if _stack.masks else None
     if current is None and isinstance(mask, Tensor) and mask.dim() == 2 and not mask.is_floating_point():
         rows = _as_rows(mask)
@@ -127,6 +130,17 @@ def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> Non
     if _stack.owners and _stack.owners[-1] is module:  # not where the hook before was traced, and did nothing
         _stack.owners.pop()
         _stack.masks.pop()
+
+
+@lru_cache
+def _mask_position(forward: Callable[..., Any]) -> int | None:
+    """Return where forward(self, …) takes attention_mask, −1 for by keyword only, None for not at all."""
+    parameters = list(inspect.signature(forward).parameters.values())
+    names = [parameter.name for parameter in parameters if parameter.kind == parameter.POSITIONAL_OR_KEYWORD]
+    if "attention_mask" in names:
+        return names.index("attention_mask") - 1
+    by_keyword = any(p.kind == p.VAR_KEYWORD or p.name == "attention_mask" for p in parameters)
+    return -1 if by_keyword else None
 
 
 def _as_rows(mask: Any) -> Tensor:

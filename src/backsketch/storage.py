@@ -34,10 +34,7 @@ def pack(x: Tensor, bits: int, generator: torch.Generator) -> tuple[Tensor, Tens
     column = (torch.arange(groups * GROUP, device=x.device, dtype=torch.float64) * _GOLDEN).frac().to(dtype)
     for slab in row_slabs(rows, features):
         values = _grouped(x[slab].to(dtype), groups)
-        least, largest = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
-        step = largest / levels - least / levels  # not (largest - least): that may overflow
-        inverse = step.reciprocal()
-        inverse.masked_fill_(inverse.isinf(), 0)  # a constant group: code 0 is exact
+        least, step, inverse = _grid(values, levels)
         dither = torch.add(shift[slab], column).frac_().view_as(values)
         dither.sub_(least * inverse).addcmul_(values, inverse).clamp_(0, levels)
         codes[slab] = _join(dither.view(len(values), -1).to(torch.uint8), bits, codes.shape[1])
@@ -51,6 +48,18 @@ def unpack(codes: Tensor, ranges: Tensor, bits: int, features: int, dtype: torch
     values = _split(codes, bits, groups * GROUP).to(ranges.dtype).view(len(codes), groups, GROUP)
     least, step = ranges[..., :1], ranges[..., 1:]
     return torch.addcmul(least, values, step, out=values).view(len(codes), groups * GROUP)[:, :features].to(dtype)
+
+
+def rounding_variance(x: Tensor, bits: int) -> Tensor:
+    """Return the variance that ``pack`` adds to each row, summed over its values: (rows, features) -> (rows,).
+
+    A value that lies the fraction f of a step above a level is rounded up with probability f: step² · f(1 − f).
+    """
+    rows, features = x.shape
+    values = _grouped(x, -(-features // GROUP))
+    least, step, inverse = _grid(values, 2**bits - 1)
+    fraction = ((values - least) * inverse).frac()
+    return (step.square() * fraction * (1 - fraction)).view(rows, -1)[:, :features].sum(1)
 
 
 def packed_bytes(features: int, bits: int) -> int:
@@ -74,6 +83,14 @@ def row_slabs(rows: int, features: int) -> Iterator[slice]:
     """Split the rows so that one slab stays near CHUNK_ELEMENTS."""
     height = max(1, CHUNK_ELEMENTS // max(features, 1))
     return (slice(start, min(start + height, rows)) for start in range(0, rows, height))
+
+
+def _grid(values: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each group's least value, step, and 1/step, which is 0 for a constant group: its code 0 is exact."""
+    least, largest = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
+    step = largest / levels - least / levels  # not (largest - least): that may overflow
+    inverse = step.reciprocal()
+    return least, step, inverse.masked_fill_(inverse.isinf(), 0)
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:
