@@ -16,6 +16,7 @@ from .ops import traced_keep, traced_weight_gradient
 from .padding import valid_for
 from .seeds import draw_seed
 from .sharing import shared
+from .transforms import check_backward, check_forward
 
 
 def sketched_linear(
@@ -29,6 +30,8 @@ def sketched_linear(
         x: (..., in_features); weight: (out_features, in_features); bias: (out_features,).
         config: what to keep; ``SketchConfig.recommended()`` by default.
     """
+    if torch._C._are_functorch_transforms_active():
+        check_forward(weight)
     if not weight.requires_grad:
         return F.linear(x, weight, bias)
     # Also under no_grad: reentrant checkpointing runs there first, and must draw as it does again.
@@ -99,6 +102,8 @@ class _SketchedLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch._C._are_functorch_transforms_active():
+            check_backward()
         if grad_out is None:
             return (None,) * len(ctx.needs_input_grad)
         weight, valid, *kept = ctx.saved_tensors
@@ -113,6 +118,13 @@ class _SketchedLinear(torch.autograd.Function):
             if ctx.needs_input_grad[2]:
                 grad_bias = y.sum(0).to(ctx.bias_dtype)
         return grad_x, grad_weight, grad_bias, None, None, None, *(None for _ in kept)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise NotImplementedError(
+            "a sketched layer has no forward-mode derivative: forward mode keeps nothing that a sketch could save; "
+            "call backsketch.unsketch_(model) first, or model.eval()"
+        )
 
 
 class _TransformedLinear(_SketchedLinear):
