@@ -119,13 +119,6 @@ class _SketchedLinear(torch.autograd.Function):
                 grad_bias = y.sum(0).to(ctx.bias_dtype)
         return grad_x, grad_weight, grad_bias, None, None, None, *(None for _ in kept)
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise NotImplementedError(
-            "a sketched layer has no forward-mode derivative: forward mode keeps nothing that a sketch could save; "
-            "call backsketch.unsketch_(model) first, or model.eval()"
-        )
-
 
 class _TransformedLinear(_SketchedLinear):
     """The same in the form that torch.func asks for, which takes PyTorch several times as long to call."""
