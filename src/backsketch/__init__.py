@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from . import noise
 from .autograd import sketched_linear
 from .config import SketchConfig
 from .conversion import sketch_, unsketch_
+from .cost import cost
 from .layer import SketchedLinear
+from .memory import saved_memory
+from .monitor import NoiseMonitor
 from .padding import valid_rows
+from .peak import peak_memory
+from .plan import plan
+from .profile import profile
 from .sketches import SKETCHES
 from .summary import summary
 
@@ -14,8 +21,15 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SKETCHES",
+    "NoiseMonitor",
     "SketchConfig",
     "SketchedLinear",
+    "cost",
+    "noise",
+    "peak_memory",
+    "plan",
+    "profile",
+    "saved_memory",
     "sketch_",
     "sketched_linear",
     "summary",

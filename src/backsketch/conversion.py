@@ -7,13 +7,16 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from torch import nn
 
 from .config import SketchConfig
 from .layer import SketchedLinear, check_config
 from .padding import follow_attention_mask, ignore_attention_mask
+
+if TYPE_CHECKING:
+    from .report import Profile
 
 Model = TypeVar("Model", bound=nn.Module)
 Pattern: TypeAlias = str | re.Pattern[str]
@@ -23,7 +26,9 @@ Where: TypeAlias = Callable[[str, nn.Module], bool]
 _REASON = "_left_exact_because"
 
 
-def sketch_(model: Model, config: Configs | None = None, where: Where | None = None) -> Model:
+def sketch_(
+    model: Model, config: Configs | None = None, where: Where | None = None, profile: Profile | None = None
+) -> Model:
     """Convert the linear layers of ``model`` in place and return it.
 
     A layer keeps its identity: only its class changes, so parameters, optimisers, hooks, tied weights and
@@ -36,10 +41,13 @@ def sketch_(model: Model, config: Configs | None = None, where: Where | None = N
             whole name ("encoder.*.query") or a compiled regular expression that must match all of it. The first match
             wins; None leaves a layer exact, and so does no match. By default ``SketchConfig.recommended()``.
         where: called with a layer's name and the layer; False leaves it as it is.
+        profile: what ``backsketch.profile`` saw. Layers that would keep no less than today are then left exact, and
+            a warning names sets of layers that read one input but would keep more than one sketch of it.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     rules = _Rules(SketchConfig.recommended() if config is None else config)
+    unpaid = {} if profile is None else _consult(profile, configs_for(model, config, where))
     converted = False
     for name, module in model.named_modules():
         if (twin := sketched_type(module)) is None:
@@ -48,6 +56,8 @@ def sketch_(model: Model, config: Configs | None = None, where: Where | None = N
             _leave(module, "where() returned False")
             continue
         chosen, reason = rules.match(name)
+        if name in unpaid:
+            chosen, reason = None, unpaid[name]
         if chosen is not None:
             module.__class__, module.config = twin, chosen
             module.__dict__.pop(_REASON, None)
@@ -75,6 +85,14 @@ def unsketch_(model: Model) -> Model:
     return model
 
 
+def configs_for(model: nn.Module, config: Configs | None = None, where: Where | None = None) -> dict[str, SketchConfig]:
+    """Return name -> config for the layers that ``sketch_`` would convert."""
+    rules = _Rules(SketchConfig.recommended() if config is None else config)
+    layers = ((name, module) for name, module in model.named_modules() if sketched_type(module) is not None)
+    chosen = {name: rules.match(name)[0] for name, module in layers if where is None or where(name, module)}
+    return {name: config for name, config in chosen.items() if config is not None}
+
+
 def exact_type(module: nn.Module) -> type[nn.Module] | None:
     """Return the exact class behind a sketched layer, or None for any other module."""
     return next((exact for exact, twin in _twins().items() if type(module) is twin), None)
@@ -88,6 +106,18 @@ def sketched_type(module: nn.Module) -> type[nn.Module] | None:
 def left_exact_because(module: nn.Module) -> str | None:
     """Return why the last sketch_ left this convertible layer exact, if one did."""
     return module.__dict__.get(_REASON)
+
+
+def _consult(profile: Profile, chosen: dict[str, SketchConfig]) -> dict[str, str]:
+    """Return why layers of ``chosen`` do not pay, and warn of groups that the others would split."""
+    unpaid = profile.unpaid(chosen)
+    for group in profile.split_groups({name: config for name, config in chosen.items() if name not in unpaid}):
+        warnings.warn(
+            f"sketch_: {', '.join(group)} read the same input; unless all of them are converted with one config, "
+            "they keep more than one sketch of it, or the input as well",
+            stacklevel=3,
+        )
+    return unpaid
 
 
 class _Rules:

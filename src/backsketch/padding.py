@@ -78,6 +78,12 @@ def valid_rows(mask: Tensor) -> Iterator[None]:
         )
 
 
+def masked_rows(x: Tensor) -> Tensor | None:
+    """Return which rows of x count by the mask in force, or None if all do."""
+    entry = _stack.masks[-1] if _stack.masks else None
+    return None if entry is None else entry.for_input(x)
+
+
 def valid_for(x: Tensor, seed: int) -> Tensor | None:
     """Return which rows of x count in the call that drew this seed, or None if all do."""
     entry = _stack.masks[-1] if _stack.masks else None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .orthonormal import OrthonormalSketch
 
-_RADIX = 32  # one small GEMM does five butterfly levels at once
+RADIX = 32  # one small GEMM does five butterfly levels at once
 
 
 class Hadamard(OrthonormalSketch):
@@ -25,7 +25,7 @@ class Hadamard(OrthonormalSketch):
     def transform(cls, x: Tensor, chosen: Tensor) -> Tensor:
         height, stride = x.shape[-1], 1
         while stride < height:
-            radix = min(_RADIX, height // stride)
+            radix = min(RADIX, height // stride)
             x = cls.matrix(radix, x.device).to(x.dtype) @ x.reshape(-1, radix, stride)
             stride *= radix
         return x.reshape(-1, height).index_select(-1, chosen)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .base import CHUNK_ELEMENTS, BlockKind, compute_dtype
 
-_LEAST_SLAB = 256  # rows: fewer would make the GEMM read and write its output more than its input
+LEAST_SLAB = 256  # rows: fewer would make the GEMM read and write its output more than its input
 
 
 class IidSketch(BlockKind):
@@ -26,7 +26,7 @@ class IidSketch(BlockKind):
     def compress(self, x: Tensor) -> Tensor:
         generator = self.generator(x.device)
         out = x.new_zeros(self.dim, x.shape[1], dtype=compute_dtype(x.dtype))
-        height = max(_LEAST_SLAB, CHUNK_ELEMENTS // self.dim)
+        height = max(LEAST_SLAB, CHUNK_ELEMENTS // self.dim)
         for start in range(0, self.rows, height):
             slab = x[start : start + height]
             matrix = self.entries(self.dim * len(slab), generator).view(self.dim, len(slab))

@@ -1,0 +1,169 @@
+"""Estimates of the noise in one call of a layer, from what is left of X in backward."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from . import noise
+from .blocks import Blocks, blocks_of
+from .config import SketchConfig
+from .rounding import Rounding
+from .seen import Seen
+from .sketches.base import compute_dtype
+from .variance import Side, added_variance, law_of, moments
+
+QUANTITIES = ("squared_gradient", "energy", "sgd_variance", "sketch_variance", "scaled_variance")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The numbers of one call, still on the device, each a () tensor; see ``quantities``."""
+
+    observed: Tensor
+    sketched: Tensor
+    x_norm: Tensor
+    y_norm: Tensor
+    coincidence: Tensor
+    sketched_coincidence: Tensor
+    variance: Tensor
+    rounding: Tensor
+
+    def stacked(self) -> Tensor:
+        """Return the numbers as one tensor: (8,)."""
+        return torch.stack([_wide(getattr(self, each.name)) for each in fields(self)])
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What is kept of X between the passes: row norms and, where those do not do, one random feature a row.
+
+    With ``center`` the mean row too, with ``bits`` the variance of rounding each row. Padding is read on the host here.
+    """
+
+    rows: int
+    norms: Tensor
+    seen: Seen
+    blocks: Blocks
+    sketched_norms: Tensor
+    feature: Tensor | None
+    rounding: Rounding | None
+    generator: torch.Generator
+
+    @classmethod
+    def of(cls, x: Tensor, config: SketchConfig, generator: torch.Generator, valid: Tensor | None = None) -> Trace:
+        """Read off X what the estimates need: (rows, in_features)."""
+        norms, seen = _row_norms(x), Seen.of(x, config, valid)
+        blocks = blocks_of(seen.config, len(seen.x))
+        feature = _random_feature(seen.x, generator) if _needs_feature(blocks) else None
+        rounding = None
+        if config.bits is not None and len(seen.x):
+            seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+            rounding = Rounding.of(seen.x, blocks, seen.config, seed)
+        sketched_norms = norms if seen.x is x else _row_norms(seen.x)
+        seen = replace(seen, x=x.new_empty(0, x.shape[1]))  # X itself is not kept
+        return cls(len(x), norms, seen, blocks, sketched_norms, feature, rounding, generator)
+
+    def measure(self, y: Tensor, grad_weight: Tensor) -> Tensor:
+        """Return the numbers ``quantities`` reads: (rows, out), (out, in) -> (8,)."""
+        y_norms, own = _row_norms(y), self.seen.of_gradient(y)
+        own_norms = y_norms if own is y else _row_norms(own)
+        variance = torch.full_like(_norm(y_norms), math.nan)
+        if self.feature is not None:
+            x_side = Side(_wide(self.sketched_norms).square(), self.feature)
+            y_side = Side(_wide(own_norms).square(), _random_feature(own, self.generator))
+            variance = added_variance(self.blocks, moments(self.blocks, x_side, y_side))
+        return Measured(
+            observed=_norm(grad_weight),
+            sketched=_norm(grad_weight if self.seen.mean is None else self._without_mean(grad_weight, y)),
+            x_norm=_norm(self.sketched_norms),
+            y_norm=_norm(own_norms),
+            coincidence=_norm(self.norms * y_norms),
+            sketched_coincidence=_norm(self.sketched_norms * own_norms),
+            variance=variance,
+            rounding=torch.zeros_like(variance) if self.rounding is None else self.rounding.variance(own),
+        ).stacked()
+
+    def _without_mean(self, grad_weight: Tensor, y: Tensor) -> Tensor:
+        """Take the exact part off the gradient: what is left is the sketch's."""
+        dtype = compute_dtype(y.dtype)
+        assert self.seen.mean is not None
+        mean = self.seen.mean.to(dtype)
+        return torch.addr(grad_weight.to(dtype), self.seen.of_gradient(y).sum(0, dtype=dtype), mean, alpha=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptInput:
+    """X itself, kept to have the exact values in place of estimates."""
+
+    x: Tensor
+    config: SketchConfig
+    valid: Tensor | None
+
+    @property
+    def rows(self) -> int:
+        return len(self.x)
+
+    @property
+    def blocks(self) -> Blocks:
+        seen = Seen.of(self.x, self.config, self.valid)
+        return blocks_of(seen.config, len(seen.x))
+
+    def measure(self, y: Tensor, grad_weight: Tensor) -> Tensor:
+        """Return the numbers ``quantities`` reads, with the mean of ‖Ĝ‖² in place of what the sketch drew."""
+        x, y = _wide(self.x), _wide(y)
+        variance = noise.sketch_variance(x, y, self.config, self.valid).to(x.device, x.dtype)
+        root = ((x.t() @ y).square().sum() + variance).sqrt()
+        coincidence = _norm(_row_norms(x) * _row_norms(y))
+        zero = torch.zeros_like(root)
+        return Measured(root, root, _norm(x), _norm(y), coincidence, coincidence, variance, zero).stacked()
+
+
+def quantities(blocks: Blocks, rows: int, measured: list[float]) -> tuple[float, ...]:
+    """Turn the numbers of ``Measured`` into unbiased estimates of QUANTITIES; ``rows`` counts padded ones too.
+
+    Let Ĝ be ∂W without its exact part (the mean row's, with ``center``), g = ‖XᵀY‖² and D² that of what is sketched:
+    E‖Ĝ‖² = g + D². If D² is linear in g, solve for g. If it depends on more (g_t of each block, mirrored rows, or g
+    when one kept row alone says nothing of it), it comes from random features Xr and Yq: E(rᵀX_tᵀY_t q)² = g_t.
+    Rounding adds on top, whatever the sketch.
+    """
+    observed, sketched = measured[0] ** 2, measured[1] ** 2
+    energy, coincidence = (measured[2] * measured[3]) ** 2, measured[4] ** 2
+    variance, rounding = measured[6], measured[7]
+    if math.isnan(variance) and blocks.rows > 0:
+        law = law_of(blocks, blocks.dim)
+        rest = law.energy * energy + law.coincidence * measured[5] ** 2
+        variance = rest + law.product * (sketched - rounding - rest) / (1 + law.product)
+    total = variance + rounding
+    product = observed - total
+    sgd = (rows * coincidence - product) / (rows - 1) if rows > 1 else math.nan
+    return product, energy, sgd, total, total * blocks.dim / max(rows - 1, 1)
+
+
+def _needs_feature(blocks: Blocks) -> bool:
+    return not blocks.whole and (blocks.count > 1 or blocks.dim == 1 or bool(blocks.mirrors))
+
+
+def _random_feature(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Return Xr for a random normal r, so that E[Xr rᵀXᵀ] = X Xᵀ: (rows, features) -> (rows, 1)."""
+    scale = 2.0 ** (x.shape[1].bit_length() // 2)  # long rows must not overflow fp16
+    direction = torch.randn(x.shape[1], generator=generator, device=x.device).div_(scale).to(x.dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        feature: Tensor = x @ direction
+    return _wide(feature).mul(scale).unsqueeze(1)
+
+
+def _row_norms(x: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=compute_dtype(x.dtype))
+    return norms
+
+
+def _norm(x: Tensor) -> Tensor:
+    return _wide(torch.linalg.vector_norm(x, dtype=compute_dtype(x.dtype)))
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.device.type == "mps" else x.double()  # MPS has no fp64

@@ -1,0 +1,1 @@
+"""What measuring a training step needs: storages, running modules, who holds what, and leaving no trace."""

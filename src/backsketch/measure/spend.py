@@ -1,0 +1,60 @@
+"""Spend a budget of bytes where it removes most noise: one point for each item, along lower convex hulls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Choice = TypeVar("Choice")
+
+
+@dataclass(frozen=True, slots=True)
+class Point(Generic[Choice]):
+    """A choice with its price and its noise."""
+
+    choice: Choice
+    bytes: int
+    noise: float
+
+
+def spend(items: Sequence[Sequence[Point[Choice]]], budget: int) -> list[Point[Choice]]:
+    """Choose one point of every item, at most ``budget`` bytes together, with the least noise to one step's precision.
+
+    Every item starts at its cheapest point. Steps along the hulls are then taken in the order of the noise they remove
+    per byte, which is optimal until the first step that does not fit; smaller ones fill what is left.
+    """
+    hulls = [lower_hull(points) for points in items]
+    position = [0] * len(hulls)
+    left = budget - sum(hull[0].bytes for hull in hulls)
+    if left < 0:
+        raise ValueError(f"budget must be at least {budget - left} bytes, got {budget}")
+    steps = [
+        ((hull[at].noise - hull[at + 1].noise) / (hull[at + 1].bytes - hull[at].bytes), item, at)
+        for item, hull in enumerate(hulls)
+        for at in range(len(hull) - 1)
+    ]
+    for _, item, at in sorted(steps, key=lambda step: (-step[0], step[1:])):
+        price = hulls[item][at + 1].bytes - hulls[item][at].bytes
+        if position[item] == at and price <= left:
+            position[item] = at + 1
+            left -= price
+    return [hull[at] for hull, at in zip(hulls, position, strict=True)]
+
+
+def lower_hull(points: Sequence[Point[Choice]]) -> list[Point[Choice]]:
+    """Return the points below which no mixture of two others lies, by rising bytes and falling noise."""
+    hull: list[Point[Choice]] = []
+    for point in sorted(points, key=lambda point: (point.bytes, point.noise)):
+        if hull and point.noise >= hull[-1].noise:
+            continue
+        while len(hull) > 1 and _above(hull[-1], hull[-2], point):
+            hull.pop()
+        hull.append(point)
+    return hull
+
+
+def _above(middle: Point[Choice], first: Point[Choice], last: Point[Choice]) -> bool:
+    """Tell whether ``middle`` is on or above the line from ``first`` to ``last``."""
+    share = (middle.bytes - first.bytes) / (last.bytes - first.bytes)
+    return middle.noise >= first.noise + share * (last.noise - first.noise)

@@ -1,0 +1,130 @@
+"""plan: a config for every layer, for a budget of bytes and the least noise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from numbers import Integral, Real
+from typing import Any
+
+from torch import nn
+
+from .config import STORED_BITS, SketchConfig
+from .conversion import configs_for, unsketch_
+from .measure.ledger import Ledger
+from .measure.norms import CallNoise, added_noise
+from .measure.record import record_ledger
+from .measure.spend import Point, spend
+from .measure.step import Loss, forward_to_loss, on_meta
+from .measure.untouched import untouched
+from .padding import follow_attention_mask
+from .planned import Plan, PlannedLayers
+
+RATIOS = (0.001, 0.002, 0.005, *(step / 100 for step in range(1, 101)))
+ALL_BITS = (None, *STORED_BITS)
+
+
+def plan(
+    model: nn.Module,
+    *args: Any,
+    budget: str | float | int,
+    config: SketchConfig | None = None,
+    bits: Collection[int | None] | None = None,
+    loss: Loss | None = None,
+    **kwargs: Any,
+) -> Plan:
+    """Choose a ratio and bits for every linear layer such that their inputs fit ``budget`` and add the least noise.
+
+    One forward and one backward pass of the exact model measure the noise; the model is left exactly as it was.
+    Layers that read one input get one config. Layers whose input is held by someone else anyway stay exact.
+
+    Args:
+        model: in train() or eval(); a model in eval() is measured in train().
+        *args, **kwargs: one batch, passed to the model.
+        budget: what the inputs of linear layers may keep for backward: a share of what they keep today ("50%" or 0.5),
+            or bytes (an int). Inputs that someone else holds anyway are no part of it, on either side.
+        config: the kind of sketch, and whether it keeps the mean; its ratio is planned. By default
+            ``SketchConfig.recommended()``.
+        bits: how rows may be stored, as in ``SketchConfig.bits``. By default what ``config`` says if it
+            says so, else every way for ``rows``, and as they are for other kinds, whose rounding only a draw can tell.
+        loss: takes the output, returns a scalar. By default ``output.loss``, or the mean of the first output.
+    """
+    if on_meta(model):
+        raise ValueError("plan measures noise, which a model on the meta device does not have; profile works there")
+    base = SketchConfig.recommended() if config is None else config
+    allowed = _bits(bits, base)
+    budget = _budget(budget)
+    forward = partial(forward_to_loss, model, args, kwargs, loss)
+    with untouched(model, (args, kwargs)):
+        follow_attention_mask(unsketch_(model))
+        ledger = record_ledger(model, forward)
+    chosen = configs_for(model, replace(base, ratio=RATIOS[0], dim=None, bits=None))
+    parts = [tuple(part) for part in ledger.parts(chosen) if ledger.released(part) > ledger.sketches(part)]
+    if not parts:
+        raise ValueError("no linear layer keeps an input of its own: there is nothing to plan")
+    with untouched(model, (args, kwargs)):
+        follow_attention_mask(unsketch_(model))
+        noise = added_noise(model, [name for part in parts for name in part], base, forward, allowed)
+    configs = [replace(base, ratio=ratio, dim=None, bits=each) for ratio in RATIOS for each in allowed]
+    items = [list(_points(part, ledger, configs, noise)) for part in parts]
+    before = [max(point.bytes for point in points) for points in items]
+    limit = budget if isinstance(budget, int) else int(budget * sum(before))
+    least = sum(min(point.bytes for point in points) for points in items)
+    if limit < least:
+        raise ValueError(
+            f"budget must be at least {least} bytes, {least / sum(before):.1%} of the {sum(before)} that linear inputs "
+            f"keep today: got {budget!r}, which is {limit} bytes"
+        )
+    points = spend(items, limit)
+    planned = tuple(
+        PlannedLayers(layers=part, config=point.choice, bytes_before=size, bytes_after=point.bytes, noise=point.noise)
+        for part, point, size in zip(parts, points, before, strict=True)
+    )
+    converted = {name: part.config for part in planned if part.config is not None for name in part.layers}
+    kept = ledger.kept_under(converted)
+    return Plan({name: converted.get(name) for name in chosen}, planned, limit, ledger.kept, kept)
+
+
+def _points(
+    part: Sequence[str], ledger: Ledger, configs: Sequence[SketchConfig], noise: Mapping[str, Sequence[CallNoise]]
+) -> Iterator[Point[SketchConfig | None]]:
+    """Yield what the layers of ``part`` can be: exact, or sketched with every config with which that saves bytes."""
+    own = replace(ledger, calls=tuple(call for call in ledger.calls if call.layer in part))
+    exact = own.released(dict.fromkeys(part, configs[0]))
+    yield Point(None, exact, 0.0)
+    for config in configs:
+        chosen = dict.fromkeys(part, config)
+        size = exact - own.released(chosen) + own.sketches(chosen)
+        if size < exact:
+            yield Point(config, size, sum(call.under(config) for name in part for call in noise[name]))
+
+
+def _bits(bits: Collection[int | None] | None, config: SketchConfig) -> Collection[int | None]:
+    if bits is None:
+        bits = ALL_BITS if config.kind == "rows" and config.bits is None else (config.bits,)
+    if not bits or any(each not in ALL_BITS for each in bits):
+        raise ValueError(f"bits must be some of {ALL_BITS}, got {bits!r}")
+    if config.kind != "rows" and set(bits) != {None}:
+        raise ValueError(f"bits must be (None,) for every kind but rows, got {bits!r} for {config.kind!r}")
+    return bits
+
+
+def _budget(budget: object) -> int | float:
+    """Return bytes as an int, a share as a float."""
+    wrong = f'budget must be a share in (0, 1] ("50%" or 0.5) or a positive number of bytes, got {budget!r}'
+    if isinstance(budget, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*%\s*", budget)
+        share = float(match[1]) / 100 if match else 0.0
+    elif isinstance(budget, bool) or not isinstance(budget, Real):
+        raise TypeError(wrong)
+    elif isinstance(budget, Integral):
+        if int(budget) < 1:
+            raise ValueError(wrong)
+        return int(budget)
+    else:
+        share = float(budget)
+    if not 0 < share <= 1:
+        raise ValueError(wrong)
+    return share

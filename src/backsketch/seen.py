@@ -1,0 +1,41 @@
+"""Seen: an input as its sketch sees it, with padded rows out or zero and the mean row taken off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .config import SketchConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """x as it is sketched, the config for that many rows, the mean taken off, and which rows of Y belong to it."""
+
+    x: Tensor
+    config: SketchConfig
+    mean: Tensor | None
+    chosen: Tensor | None
+
+    @classmethod
+    def of(cls, x: Tensor, config: SketchConfig, valid: Tensor | None = None) -> Seen:
+        """Look at x, (rows, features): ``rows`` draws among valid rows only, other kinds take a padded row as zero."""
+        dim = config.dim_for(len(x))
+        if (dim == len(x) and config.bits is None) or not len(x):
+            return cls(x, config, None, None)
+        if valid is not None and config.kind == "rows" and dim < len(x):
+            config = replace(config, ratio=None, dim=dim, min_dim=1, max_dim=None)
+            return replace(cls.of(x[valid], config), chosen=valid)
+        mean = None
+        if config.center:
+            mean = x.mean(0) if valid is None else x[valid].sum(0) / valid.sum().clamp(min=1)
+            x = x - mean
+        if valid is not None:
+            x = torch.where(valid.unsqueeze(1), x, 0)
+        return cls(x, config, mean, None)
+
+    def of_gradient(self, y: Tensor) -> Tensor:
+        """Return the rows of Y that belong to ``x``."""
+        return y if self.chosen is None else y[self.chosen]

@@ -1,0 +1,49 @@
+"""Small transformers with random weights, each with one batch."""
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+BATCH, LENGTH, HIDDEN, MIDDLE = 4, 32, 64, 160
+ROWS = BATCH * LENGTH
+TINY = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": MIDDLE,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_labels": 3,
+}
+
+
+def text(vocabulary=100, classes=None):
+    ids = torch.randint(5, vocabulary, (BATCH, LENGTH))
+    return {"input_ids": ids, "labels": ids if classes is None else torch.randint(0, classes, (BATCH,))}
+
+
+def roberta(**options):
+    config = transformers.RobertaConfig(
+        vocab_size=100, max_position_embeddings=LENGTH + 4, attn_implementation="eager", **(TINY | options)
+    )
+    return transformers.RobertaForSequenceClassification(config), text(classes=3)
+
+
+def gpt2(**options):
+    config = transformers.GPT2Config(vocab_size=100, n_positions=LENGTH, n_embd=HIDDEN, n_layer=2, n_head=4, **options)
+    return transformers.GPT2LMHeadModel(config), text()
+
+
+def llama(vocabulary=100, **options):
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary, num_key_value_heads=4, attn_implementation="sdpa", **(TINY | options)
+    )
+    return transformers.LlamaForCausalLM(config), text(vocabulary)
+
+
+def vit(**options):
+    config = transformers.ViTConfig(image_size=16, patch_size=4, attn_implementation="sdpa", **(TINY | options))
+    inputs = {"pixel_values": torch.randn(BATCH, 3, 16, 16), "labels": torch.randint(0, 3, (BATCH,))}
+    return transformers.ViTForImageClassification(config), inputs
+
+
+MODELS = [roberta, gpt2, llama, vit]

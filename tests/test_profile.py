@@ -1,0 +1,389 @@
+"""profile: its prediction is what is then measured, and a sketch goes only where it pays."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from backsketch import SketchConfig, peak_memory, profile, saved_memory, sketch_, summary, unsketch_
+from small import BATCH, HIDDEN, LENGTH, MIDDLE, MODELS, ROWS, gpt2, llama, roberta, text, transformers, vit
+
+FLOAT, SEED = 4, 8
+
+
+def kept(model, batch):
+    """Return the bytes that autograd holds after a forward pass in training."""
+    model.train()
+    with saved_memory(model) as saved:
+        output = model(**batch)
+    size = saved.activations
+    del output
+    return size
+
+
+def measured_peak(model, batch):
+    model.train()
+    model.zero_grad()
+    with peak_memory(model) as peak:
+        model(**batch).loss.backward()
+    return peak.total
+
+
+# The prediction
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("make", MODELS)
+def test_the_prediction_is_what_is_measured(make, ratio):
+    model, batch = make()
+    config = SketchConfig(ratio=ratio)
+    found = profile(model, **batch, config=config)
+    assert found.kept_before == kept(model, batch)
+    assert found.peak_before.total == measured_peak(model, batch)
+
+    sketch_(model, config, profile=found)
+    assert found.kept_after == kept(model, batch)
+    assert measured_peak(model, batch) == pytest.approx(found.peak_after.total, rel=0.02)
+
+    sketch_(model, config)
+    assert found.kept_if_all == kept(model, batch)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "hadamard", "hash"])
+def test_the_prediction_holds_for_other_kinds_and_mappings(kind):
+    model, batch = gpt2()
+    configs = {"*.c_attn": SketchConfig(kind=kind, ratio=0.3), "*.mlp.*": SketchConfig(kind=kind, dim=7)}
+    found = profile(model, **batch, config=configs)
+    assert {layer.name for layer in found.layers if layer.config is None} == {
+        "transformer.h.0.attn.c_proj", "transformer.h.1.attn.c_proj", "lm_head"
+    }  # fmt: skip
+    sketch_(model, configs, profile=found)
+    assert found.kept_after == kept(model, batch)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_the_prediction_holds_for_stored_bits_and_kept_means(bits):
+    model, batch = roberta()
+    config = SketchConfig(ratio=0.5, bits=bits, center=True)
+    found = profile(model, **batch, config=config)
+    sketch_(model, config, profile=found)
+    assert found.kept_after == kept(model, batch)
+
+
+def test_the_prediction_counts_the_mask_of_padded_rows_once():
+    model, batch = roberta()
+    batch["attention_mask"] = torch.ones(BATCH, LENGTH, dtype=torch.int64)
+    unpadded = profile(model, **batch, config=SketchConfig(ratio=0.5))
+    batch["attention_mask"][0, 5:] = 0
+    found = profile(model, **batch, config=SketchConfig(ratio=0.5))
+    assert found.kept_after - found.kept_before == unpadded.kept_after - unpadded.kept_before + ROWS
+    sketch_(model, SketchConfig(ratio=0.5), profile=found)
+    assert found.kept_after == kept(model, batch)
+
+
+class Odd(nn.Module):
+    """Layers used in every way that could be miscounted."""
+
+    def __init__(self):
+        super().__init__()
+        self.twice, self.turned, self.frozen, self.left, self.right, self.queries = (
+            nn.Linear(16, 16) for _ in range(6)
+        )
+        self.frozen.requires_grad_(False)
+        self.norm = nn.BatchNorm1d(16)
+        self.register_buffer("table", torch.randn(24, 16))
+
+    def forward(self, x):
+        x = self.twice(self.twice(self.norm(x)))
+        x = self.frozen(self.turned(x.view(4, 6, 16).transpose(0, 1)).reshape(24, 16)).sigmoid() * 2
+        half = x[:12]
+        y = self.left(half) + self.right(half) * self.queries(self.table)[:12]
+        return y + checkpoint(self.twice, y, use_reentrant=False)
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5])
+def test_the_prediction_holds_for_odd_uses(ratio):
+    model, batch = Odd(), {"x": torch.randn(24, 16)}
+    found = profile(model, **batch, config=SketchConfig(ratio=ratio))
+    layers = {layer.name: layer for layer in found.layers}
+    assert layers["twice"].calls == 2  # the third is in a checkpoint, which holds nothing of it
+    assert layers["frozen"].note.startswith("keeps nothing")
+    assert "parameters" in layers["queries"].note
+    assert found.kept_before == kept(model, batch)
+    sketch_(model, SketchConfig(ratio=ratio), profile=found)
+    assert found.kept_after == kept(model, batch)
+    sketch_(model, SketchConfig(ratio=ratio))
+    assert found.kept_if_all == kept(model, batch)
+
+
+class Changing(nn.Module):
+    """Two layers read one tensor, which changes in between; each keeps a contiguous copy, so that it can train."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        x = (x * 2).transpose(0, 1)
+        return self.left(x) + self.right(x.add_(1))
+
+
+def test_a_tensor_that_changed_is_another_tensor():
+    model, batch = Changing(), {"x": torch.randn(4, 6, 16)}
+    found = profile(model, **batch, config=SketchConfig(ratio=0.5))
+    assert found.groups == ()
+    sketch_(model, SketchConfig(ratio=0.5), profile=found)
+    assert found.kept_after == kept(model, batch)
+
+
+def test_the_prediction_holds_under_autocast():
+    model, batch = roberta()
+    config = SketchConfig(ratio=0.25)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = profile(model, **batch, config=config)
+        assert found.kept_before == kept(model, batch)
+        sketch_(model, config, profile=found)
+        assert found.kept_after == kept(model, batch)
+
+
+def test_a_batch_kept_whole_costs_its_seed_more():
+    model, batch = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), {"input": torch.randn(4, 8)}
+    config = SketchConfig(min_dim=10)
+    found = profile(model, **batch, config=config)
+    assert found.pays == ()
+    assert found.kept_after == found.kept_before
+    sketch_(model, config)
+    assert found.kept_if_all == kept(model, batch) == found.kept_before + 2 * SEED
+
+
+# What is saved, by hand
+
+
+def block_bytes(*inputs, ratio):
+    """Return the bytes that sketches of inputs with so many features save, with their seeds."""
+    dim = round(ratio * ROWS)
+    return sum(FLOAT * features * (ROWS - dim) - SEED for features in inputs)
+
+
+def test_sharing_saves_eight_percent_of_a_llama_block_where_layers_apart_save_under_three():
+    model = transformers.LlamaModel(
+        transformers.LlamaConfig(
+            vocab_size=100, hidden_size=256, intermediate_size=688, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=4, attn_implementation="sdpa",
+        )
+    )  # fmt: skip
+    batch = {"input_ids": text()["input_ids"]}
+    exact, config = kept(model, batch), SketchConfig(ratio=0.5)
+    found = profile(model, **batch, config=config)
+    held_anyway = FLOAT * 256 * round(0.5 * ROWS) + SEED  # o_proj's sketch, beside the input that SDPA keeps
+
+    shared = kept(sketch_(model, config), batch)
+    assert exact - shared == 2 * (block_bytes(256, 256, 688, ratio=0.5) - held_anyway)
+    assert 1 - shared / exact >= 0.08
+
+    sketches = {(FLOAT * 256 * round(0.5 * ROWS) + SEED)}
+    apart = shared + 2 * 3 * sketches.pop()  # two more for q, k, v and one more for gate, up, in both layers
+    assert 1 - apart / exact < 0.03
+
+    unsketch_(model)
+    driven = kept(sketch_(model, config, profile=found), batch)
+    assert exact - driven == 2 * block_bytes(256, 256, 688, ratio=0.5)
+
+
+def test_a_tenth_of_the_rows_saves_a_quarter_of_a_roberta_block():
+    config = transformers.RobertaConfig(
+        vocab_size=100, hidden_size=256, intermediate_size=1024, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=LENGTH + 4, attn_implementation="eager",
+    )  # fmt: skip
+    model = transformers.RobertaModel(config, add_pooling_layer=False)
+    batch = {"input_ids": text()["input_ids"]}
+    exact = kept(model, batch)
+    sketched = kept(sketch_(model, SketchConfig(ratio=0.1)), batch)
+    assert exact - sketched == 2 * block_bytes(256, 256, 256, 1024, ratio=0.1)  # qkv, output, intermediate, output
+    assert 1 - sketched / exact >= 0.26
+
+
+# Where it cannot pay
+
+
+@pytest.mark.parametrize("make", [llama, vit])
+def test_under_sdpa_the_profile_never_keeps_more_but_converting_all_does(make):
+    model, batch = make()
+    worse = []
+    for ratio in (0.1, 0.3, 0.5, 0.7, 0.8, 0.9):
+        found = profile(model, **batch, config=SketchConfig(ratio=ratio))
+        exact = kept(model, batch)
+        driven = kept(sketch_(model, SketchConfig(ratio=ratio), profile=found), batch)
+        assert driven < exact
+        worse.append(kept(sketch_(model, SketchConfig(ratio=ratio)), batch) > exact)
+        unsketch_(model)
+    assert any(worse)
+
+
+def test_it_names_who_holds_the_input():
+    model, batch = llama()
+    found = profile(model, **batch, config=SketchConfig(ratio=0.1))
+    layers = {layer.name: layer for layer in found.layers}
+    output = layers["model.layers.0.self_attn.o_proj"]
+    assert output.held_by == ("model.layers.0.self_attn",)
+    assert not output.pays
+    assert layers["model.layers.0.mlp.down_proj"].held_by == ()
+    assert "model.layers.0.mlp.down_proj" in found.pays
+    assert (
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.0.self_attn.k_proj",
+        "model.layers.0.self_attn.v_proj",
+    ) in (found.groups)
+    assert layers["model.layers.1.mlp.up_proj"].shares_with == ("model.layers.1.mlp.gate_proj",)
+
+    sketch_(model, SketchConfig(ratio=0.1), profile=found)
+    left = {layer.name: layer.note for layer in summary(model).exact}
+    assert left["model.layers.0.self_attn.o_proj"] == "its input is held anyway by model.layers.0.self_attn"
+    assert len(left) == 2
+
+
+@pytest.mark.parametrize(("activation", "pays"), [(nn.ReLU, False), (nn.Tanh, False), (nn.GELU, True), (nn.SiLU, True)])
+def test_an_activation_that_keeps_its_output_leaves_nothing_to_save(activation, pays):
+    model = nn.Sequential(nn.Linear(8, 16), activation(), nn.Linear(16, 8))
+    found = profile(model, torch.randn(20, 8), config=SketchConfig(ratio=0.1))
+    assert found.layers[1].held_by == (() if pays else ("1",))
+    assert ("2" in found.pays) == pays
+
+
+def test_another_layer_left_exact_holds_the_input():
+    model, batch = roberta()
+    name = "roberta.encoder.layer.0.attention.self."
+    found = profile(model, **batch, config={f"{name}key": SketchConfig(ratio=0.1)})
+    layers = {layer.name: layer for layer in found.layers}
+    assert set(layers[f"{name}key"].held_by) == {f"{name}query", f"{name}value"}
+    assert found.pays == ()
+    with pytest.warns(UserWarning, match="converted no layer"):
+        sketch_(model, {f"{name}key": SketchConfig(ratio=0.1)}, profile=found)
+
+
+def test_a_layer_that_was_sketched_is_restored_where_it_does_not_pay():
+    model, batch = llama()
+    config = SketchConfig(ratio=0.5)
+    sketch_(model, config)
+    sketch_(model, config, profile=profile(model, **batch))
+    assert type(model.model.layers[0].self_attn.o_proj) is nn.Linear
+
+
+def test_a_split_group_is_warned_of():
+    model, batch = llama()
+    found = profile(model, **batch)
+    small, large = SketchConfig(ratio=0.1), SketchConfig(ratio=0.2)
+    with pytest.warns(UserWarning, match=r"layers.0.mlp.gate_proj, .*up_proj read the same input"):
+        sketch_(model, {"*.0.mlp.gate_proj": small, "*.0.mlp.up_proj": large}, profile=found)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sketch_(model, {"*.1.mlp.*": small}, profile=found)
+
+
+# Leaving no trace
+
+
+def test_the_model_is_left_as_it_was():
+    model, batch = roberta()
+    model = nn.ModuleDict({"inner": model, "norm": nn.BatchNorm1d(3)})
+    model.forward = lambda **batch: model["norm"](model["inner"](**batch).logits)
+    sketch_(model["inner"], {"*.query": SketchConfig(ratio=0.3)})
+    model.eval()
+    model["norm"].train()
+    model["norm"].weight.grad = marked = torch.ones(3)
+    state, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    classes = [(type(module), module.training, dict(module.__dict__)) for module in model.modules()]
+    hooks = [(dict(module._forward_pre_hooks), dict(module._forward_hooks)) for module in model.modules()]
+    assert any(before for before, _ in hooks)
+
+    found = profile(model, **batch, config=SketchConfig(ratio=0.1))
+
+    assert found.peak_after.total < found.peak_before.total
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [(type(module), module.training, dict(module.__dict__)) for module in model.modules()] == classes
+    assert [(module._forward_pre_hooks, module._forward_hooks) for module in model.modules()] == hooks
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert model["norm"].weight.grad is marked
+    assert torch.equal(marked, torch.ones(3))
+    assert all(parameter.grad is None for parameter in model["inner"].parameters())
+
+
+def test_a_failing_model_is_left_as_it_was():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval()
+    with pytest.raises(ZeroDivisionError):
+        profile(model, torch.randn(3, 4), loss=lambda output: 1 / 0)
+    assert not model.training
+    assert not model[0]._forward_hooks
+    assert not model[0]._forward_pre_hooks
+
+
+def test_a_converted_model_is_profiled_with_its_own_configs():
+    model, batch = gpt2()
+    config = SketchConfig(ratio=0.3)
+    sketch_(model, {"*.c_fc": config})
+    found = profile(model, **batch)
+    assert dict(found.chosen) == {f"transformer.h.{index}.mlp.c_fc": config for index in range(2)}
+    assert found.kept_after == kept(model, batch)
+
+
+# Meta, loss, output
+
+
+def test_on_meta_it_tells_what_is_kept():
+    model, batch = llama()
+    real = profile(model, **batch, config=SketchConfig(ratio=0.1))
+    with torch.device("meta"):
+        shapes, _ = llama()
+    found = profile(shapes, **batch, config=SketchConfig(ratio=0.1))
+    assert found.peak_after is None
+    by_name = {layer.name: layer.input_bytes for layer in real.layers}
+    assert {layer.name: layer.input_bytes for layer in found.layers} == by_name
+    assert found.kept_after < found.kept_before
+    assert "lm_head" in str(found)
+
+
+def test_loss_is_the_callers_the_models_or_a_mean():
+    model, x = nn.Linear(4, 4), torch.randn(3, 4)
+    one = profile(model, x)
+    other = profile(model, x, loss=lambda output: output.exp().sum())
+    assert other.kept_before == one.kept_before + FLOAT * 12
+    with pytest.raises(ValueError, match="scalar"):
+        profile(model, x, loss=lambda output: output)
+    with pytest.raises(ValueError, match="give loss="):
+        profile(nn.Linear(4, 4).requires_grad_(False), x)
+
+
+def test_the_peak_at_the_logits_is_said_to_be_there():
+    found = profile(*[llama(vocabulary=8000)[0]], **text(8000), config=SketchConfig(ratio=0.1))
+    assert found.advice.startswith("at the logits")
+    assert "a fused loss would help more" in str(found)
+    assert found.loss_bytes > BATCH * LENGTH * 8000 * FLOAT
+    narrow, batch = roberta()
+    assert profile(narrow, **batch).advice is None
+
+
+def test_records_and_tables():
+    model, batch = llama()
+    found = profile(model, **batch, config=SketchConfig(ratio=0.5))
+    records = found.to_records()
+    assert len(records) == len(found.layers) == 15
+    down = next(record for record in records if record["name"] == "model.layers.0.mlp.down_proj")
+    assert down["rows"] == ROWS
+    assert down["input_bytes"] == FLOAT * ROWS * MIDDLE
+    assert down["sketch_bytes"] == FLOAT * ROWS // 2 * MIDDLE + SEED
+    assert all(layer.in_features in (HIDDEN, MIDDLE) for layer in found.layers)
+    text_table = str(found)
+    assert "model.layers.0.self_attn.q_proj" in text_table
+    assert "kept for backward:" in text_table
+
+
+def test_the_table_needs_no_rich(capsys, monkeypatch):
+    found = profile(nn.Linear(4, 4), torch.randn(30, 4))
+    found.print_table()
+    assert "pays" in capsys.readouterr().out
+    monkeypatch.setitem(__import__("sys").modules, "rich", None)
+    found.print_table()
+    assert capsys.readouterr().out.strip() == str(found).strip()
