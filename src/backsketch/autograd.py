@@ -12,9 +12,11 @@ from torch.autograd.function import once_differentiable
 
 from .config import SketchConfig
 from .kept import keep, weight_gradient
+from .ops import traced_keep, traced_weight_gradient
 from .padding import valid_for
 from .seeds import draw_seed
 from .sharing import shared
+from .transforms import check_backward, check_forward
 
 
 def sketched_linear(
@@ -28,12 +30,17 @@ def sketched_linear(
         x: (..., in_features); weight: (out_features, in_features); bias: (out_features,).
         config: what to keep; ``SketchConfig.recommended()`` by default.
     """
+    if torch._C._are_functorch_transforms_active():
+        check_forward(weight)
     if not weight.requires_grad:
         return F.linear(x, weight, bias)
-    seed = draw_seed()  # also under no_grad: reentrant checkpointing runs there first, and must draw as it does again
+    # Also under no_grad: reentrant checkpointing runs there first, and must draw as it does again.
+    seed = None if torch.compiler.is_compiling() else draw_seed()
     if not torch.is_grad_enabled():
         return F.linear(x, weight, bias)
     config = SketchConfig.recommended() if config is None else config
+    if seed is None and config.keeps_all:  # an operator would have to copy x to keep it
+        return F.linear(x, weight, bias)
     device = x.device.type
     if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
         return _run(x, weight, bias, config, seed, None)
@@ -42,11 +49,14 @@ def sketched_linear(
 
 
 def _run(
-    x: Tensor, weight: Tensor, bias: Tensor | None, config: SketchConfig, seed: Tensor, cast: torch.dtype | None
+    x: Tensor, weight: Tensor, bias: Tensor | None, config: SketchConfig, seed: Tensor | None, cast: torch.dtype | None
 ) -> Tensor:
     source, x = x, x if cast is None else x.to(cast)
-    valid = valid_for(x, int(seed))
-    kept = shared(source, (config, cast, id(valid)), lambda: keep(as_rows(x.detach()), config, seed, valid))
+    if seed is None:  # compiling: the operator draws it, and the compiler shares
+        valid, kept = None, traced_keep(as_rows(x.detach()), config)
+    else:
+        valid = valid_for(x, int(seed))
+        kept = shared(source, (config, cast, id(valid)), lambda: keep(as_rows(x.detach()), config, seed, valid))
     function = _TransformedLinear if torch._C._are_functorch_transforms_active() else _SketchedLinear
     out: Tensor = function.apply(x, weight, bias, config, cast, valid, *kept)  # type: ignore[no-untyped-call]
     return out
@@ -92,6 +102,8 @@ class _SketchedLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch._C._are_functorch_transforms_active():
+            check_backward()
         if grad_out is None:
             return (None,) * len(ctx.needs_input_grad)
         weight, valid, *kept = ctx.saved_tensors
@@ -99,7 +111,8 @@ class _SketchedLinear(torch.autograd.Function):
         grad_x = grad_weight = grad_bias = None
         with _without_autocast(grad_out.device.type):
             if ctx.needs_input_grad[1]:  # first, so that the compressed Y is gone before ∂x is there
-                grad_weight = weight_gradient(tuple(kept), y, ctx.config, weight.shape[1], valid).to(weight.dtype)
+                estimate = traced_weight_gradient if torch.compiler.is_compiling() else weight_gradient
+                grad_weight = estimate(tuple(kept), y, ctx.config, weight.shape[1], valid).to(weight.dtype)
             if ctx.needs_input_grad[0]:
                 grad_x = grad_out @ weight.to(grad_out.dtype)
             if ctx.needs_input_grad[2]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
+
+import torch
 
 from .sketches import SKETCHES
 
@@ -63,13 +66,22 @@ class SketchConfig:
         """Return our best setting that keeps about the share ``keep`` of the input's fp32 bytes."""
         return cls(kind="rows", ratio=_share("keep", keep))
 
+    @property
+    def keeps_all(self) -> bool:
+        """Tell whether an input of any number of rows is kept as it is."""
+        return self.ratio == 1 and self.max_dim is None and self.bits is None
+
     def dim_for(self, rows: int) -> int:
         """Return B_proj for an input of ``rows`` rows: never 0 unless ``rows`` is, never above ``rows``."""
+        # Of a symbolic size max and min would ask the value, and torch.compile would make a graph for every batch size.
+        symbolic = isinstance(rows, torch.SymInt)
+        larger: Callable[[int, int], int] = torch.sym_max if symbolic else max
+        smaller: Callable[[int, int], int] = torch.sym_min if symbolic else min
         dim = round((self.ratio or DEFAULT_RATIO) * rows) if self.dim is None else self.dim
-        dim = max(dim, self.min_dim)
+        dim = larger(dim, self.min_dim)
         if self.max_dim is not None:
-            dim = min(dim, self.max_dim)
-        return min(dim, rows)
+            dim = smaller(dim, self.max_dim)
+        return smaller(dim, rows)
 
     def __str__(self) -> str:
         """Name the kind, the size and whatever is not at its default."""

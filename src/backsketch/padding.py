@@ -1,6 +1,7 @@
 """Which rows count: rows of padded tokens get no gradient, so nothing need be kept of them.
 
 That their gradient is zero is the caller's promise. It holds where padded tokens are masked in attention and loss.
+A layer that torch.compile traces takes no notice of masks: its gradient is as unbiased, and as noisy as without one.
 """
 
 from __future__ import annotations
@@ -40,8 +41,11 @@ class _Mask:
 
 
 class _Stack(threading.local):
+    """The masks in force, innermost last, and the modules whose hooks put them there."""
+
     def __init__(self) -> None:
         self.masks: list[_Mask | None] = []
+        self.owners: list[nn.Module] = []
 
 
 _stack = _Stack()
@@ -55,7 +59,11 @@ def valid_rows(mask: Tensor) -> Iterator[None]:
     The mask has the leading shape of the layers' inputs, as an attention mask (batch, sequence) has. Inputs of another
     shape, such as a pooled (batch, features), are sketched as a whole; a mask that fits no input at all is an error.
     The caller promises that masked rows get no gradient: what they would add to the weight gradient is left out.
+    Compiled layers ignore it.
     """
+    if torch.compiler.is_compiling():
+        yield
+        return
     entry = _Mask(_as_rows(mask), mask.shape)
     _stack.masks.append(entry)
     try:
@@ -119,10 +127,14 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         # Nothing padded, nothing to do; on an accelerator asking would wait for it.
         current = None if rows.device.type == "cpu" and bool(rows.all()) else _Mask(rows, mask.shape)
     _stack.masks.append(current)
+    _stack.owners.append(module)
 
 
 def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    if not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        return
+    if _stack.owners and _stack.owners[-1] is module:  # not where the hook before was traced, and did nothing
+        _stack.owners.pop()
         _stack.masks.pop()
 
 

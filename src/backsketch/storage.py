@@ -27,7 +27,7 @@ def pack(x: Tensor, bits: int, generator: torch.Generator) -> tuple[Tensor, Tens
     rows, features = x.shape
     dtype = compute_dtype(x.dtype)
     levels = 2**bits - 1
-    groups = -(-features // GROUP)
+    groups = group_count(features)
     codes = x.new_empty(rows, packed_bytes(features, bits), dtype=torch.uint8)
     ranges = x.new_empty(rows, groups, 2, dtype=dtype)
     shift = torch.rand(rows, 1, generator=generator, device=x.device, dtype=torch.float32).to(dtype)
@@ -67,11 +67,16 @@ def packed_bytes(features: int, bits: int) -> int:
     return -(-features * bits // 8)
 
 
+def group_count(features: int) -> int:
+    """Return how many groups one row has."""
+    return -(-features // GROUP)
+
+
 def stored_bytes(rows: int, features: int, bits: int | None, itemsize: int) -> int:
     """Return how many bytes ``rows`` kept rows take, codes and ranges together."""
     if bits is None:
         return rows * features * itemsize
-    return rows * (packed_bytes(features, bits) + -(-features // GROUP) * 2 * max(itemsize, 4))
+    return rows * (packed_bytes(features, bits) + group_count(features) * 2 * max(itemsize, 4))
 
 
 def row_slabs(rows: int, features: int) -> Iterator[slice]:

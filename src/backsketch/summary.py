@@ -65,6 +65,8 @@ def _why_exact(module: nn.Module) -> str | None:
     kind = type(module)
     if sketched_type(module) is not None:
         return left_exact_because(module) or "not selected"
+    if hasattr(module, "base_layer"):
+        return None  # an adapter around layers that are listed on their own
     if isinstance(module, nn.MultiheadAttention):
         return "it multiplies its own weights, without linear layers"
     if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):

@@ -1,0 +1,101 @@
+"""What torch.compile sees of a sketch: two opaque operators, one for each pass.
+
+Drawing the seed, sketching, and returning both is one operator, so that no pass of the compiler can redo one without
+the other: rows and seed always come from the same draw, and backward never meets rows of another S. (Random numbers
+drawn by traced code may be drawn again in backward; E[∂W] is then near 0.) The compiler may treat equal calls as one,
+which is the compiled form of sharing: q, k and v read one tensor and keep one sketch of it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .config import SketchConfig
+from .kept import keep, weight_gradient
+from .seeds import draw_seed
+from .sketches.base import compute_dtype
+from .storage import group_count, packed_bytes
+
+_CONFIG_SCHEMA = "str kind, float? ratio, int? dim, int min_dim, int? max_dim, int? block, int? bits, bool center"
+
+# A generator made and seeded in the middle of a captured CUDA graph would be frozen into it.
+_TAGS: dict[str, Any] = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
+
+
+def traced_keep(x: Tensor, config: SketchConfig) -> tuple[Tensor, ...]:
+    """Draw a seed and return what to keep of x, the seed first: x (rows, in_features) -> tensors."""
+    return tuple(_keep(x, *_fields(config)))
+
+
+def traced_weight_gradient(
+    kept: tuple[Tensor, ...], y: Tensor, config: SketchConfig, in_features: int, valid: Tensor | None = None
+) -> Tensor:
+    """Return the unbiased estimate of Yᵀ X: kept, y (rows, out_features) -> (out_features, in_features)."""
+    out: Tensor = _weight_gradient(list(kept), y, in_features, valid, *_fields(config))
+    return out
+
+
+@torch.library.custom_op(
+    "backsketch::keep", mutates_args=(), schema=f"(Tensor x, {_CONFIG_SCHEMA}) -> Tensor[]", **_TAGS
+)
+def _keep(x: Tensor, *fields: Any) -> list[Tensor]:
+    config = _config(*fields)
+    kept = keep(x, config, draw_seed())
+    if kept[1] is not x:
+        return list(kept)
+    # Too few rows to compress. An operator may not return its input, nor fewer tensors than for a larger batch.
+    mean = [x.new_zeros(x.shape[1], dtype=compute_dtype(x.dtype))] if config.center else []
+    return [kept[0], x.clone(), *mean]
+
+
+@_keep.register_fake
+def _(x: Tensor, *fields: Any) -> list[Tensor]:
+    config = _config(*fields)
+    rows, features = x.shape
+    dim = config.dim_for(rows)
+    seed = torch.empty((), dtype=torch.int64, device="cpu")
+    mean = [x.new_empty(features, dtype=compute_dtype(x.dtype))] if config.center else []
+    if config.bits is None:
+        return [seed, x.new_empty(dim, features), *mean]
+    codes = x.new_empty(dim, packed_bytes(features, config.bits), dtype=torch.uint8)
+    return [seed, codes, x.new_empty(dim, group_count(features), 2, dtype=compute_dtype(x.dtype)), *mean]
+
+
+@torch.library.custom_op(
+    "backsketch::weight_gradient",
+    mutates_args=(),
+    schema=f"(Tensor[] kept, Tensor y, SymInt in_features, Tensor? valid, {_CONFIG_SCHEMA}) -> Tensor",
+    **_TAGS,
+)
+def _weight_gradient(kept: list[Tensor], y: Tensor, in_features: int, valid: Tensor | None, *fields: Any) -> Tensor:
+    return weight_gradient(tuple(kept), y, _config(*fields), in_features, valid)
+
+
+@_weight_gradient.register_fake
+def _(kept: list[Tensor], y: Tensor, in_features: int, valid: Tensor | None, *fields: Any) -> Tensor:
+    return y.new_empty(y.shape[1], in_features)
+
+
+def _fields(config: SketchConfig) -> tuple[Any, ...]:
+    return (
+        config.kind,
+        config.ratio,
+        config.dim,
+        config.min_dim,
+        config.max_dim,
+        config.block,
+        config.bits,
+        config.center,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _config(*fields: Any) -> SketchConfig:
+    kind, ratio, dim, min_dim, max_dim, block, bits, center = fields
+    return SketchConfig(
+        kind=kind, ratio=ratio, dim=dim, min_dim=min_dim, max_dim=max_dim, block=block, bits=bits, center=center
+    )

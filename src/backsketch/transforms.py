@@ -1,0 +1,37 @@
+"""Which torch.func transforms a sketched layer can stand in: one level of grad or vjp, and nothing else."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch._C import _functorch
+
+_NAMES = {"Grad": "grad", "Vmap": "vmap", "Jvp": "jvp", "Functionalize": "functionalize"}
+
+
+def check_forward(weight: Tensor) -> None:
+    """Raise where a transform would make the gradient of a weight that is trained wrong, zero or dense without a word.
+
+    The estimate of ∂W has no derivative of its own, so a second level of grad would be zero; rows that vmap hides from
+    the layer cannot be sketched together; and forward mode keeps nothing, so there is nothing to sketch.
+    """
+    if _is_trained(weight):
+        check_backward()
+
+
+def check_backward() -> None:
+    """Raise where backward itself is transformed, as jacrev does."""
+    levels = [_NAMES.get(level.key().name, level.key().name) for level in _functorch.get_interpreter_stack() or ()]
+    if levels != ["grad"]:
+        raise NotImplementedError(
+            f"a sketched layer supports one level of torch.func.grad or vjp, got {' of '.join(levels)}; "
+            "call backsketch.unsketch_(model) first, or model.eval()"
+        )
+
+
+def _is_trained(weight: Tensor) -> bool:
+    """Tell whether any level, or plain autograd below them all, asks for the weight's gradient."""
+    while not weight.requires_grad:
+        if not _functorch.is_functorch_wrapped_tensor(weight):
+            return False
+        weight = _functorch.get_unwrapped(weight)
+    return True

@@ -1,0 +1,56 @@
+"""DDP and FSDP2 over gloo, two processes started by torchrun: gradients, noise, precision, state, resuming."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).parent / "workers" / "distributed.py"
+CHECKS = ("ddp", "ddp_compiled", "ddp_resume", "fsdp", "fsdp_resume")
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """Run all checks in one pair of processes: starting them takes longer than the checks."""
+    folder = tmp_path_factory.mktemp("distributed")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run = subprocess.run(
+        [*launch, str(WORKER), ",".join(CHECKS), str(folder)], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in CHECKS}
+
+
+def is_unbiased(measured, rounding=1e-4):
+    return measured["error"] > 0 and abs(measured["projection"] - 1) <= 5 * measured["error"] + rounding
+
+
+@pytest.mark.parametrize("name", ["ddp", "ddp_compiled", "fsdp"])
+def test_the_mean_gradient_of_two_ranks_is_the_exact_one_of_both_batches(outcomes, name):
+    assert is_unbiased(outcomes[name]["mean"]), outcomes[name]
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_the_noise_of_ranks_is_independent(outcomes, name):
+    """Both ranks have the same batch and the same manual_seed; were S the same too, averaging would change nothing."""
+    assert outcomes[name]["noise"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_the_mixed_precision_policy_of_fsdp(outcomes):
+    assert is_unbiased(outcomes["fsdp"]["bf16"], rounding=0.01), outcomes["fsdp"]
+
+
+@pytest.mark.parametrize("name", ["ddp_resume", "fsdp_resume"])
+def test_a_resumed_run_ends_with_the_same_weights(outcomes, name):
+    assert outcomes[name]["same"]
+
+
+@pytest.mark.parametrize("name", ["ddp_resume", "fsdp_resume"])
+def test_a_state_dict_is_that_of_a_plain_model(outcomes, name):
+    assert outcomes[name]["plain"]
+
+
+def test_unsketch_restores_the_layers_of_a_sharded_model(outcomes):
+    assert outcomes["fsdp_resume"]["restored"]
