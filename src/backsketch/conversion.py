@@ -69,9 +69,11 @@ def sketch_(
             _leave(module, "no pattern matches its name")
     for pattern in rules.unused:
         warnings.warn(f"sketch_: pattern {pattern!r} matches no linear layer of the model", stacklevel=2)
-    if converted:
+    if any(exact_type(module) is not None for module in model.modules()):
         follow_attention_mask(model)
     else:
+        ignore_attention_mask(model)
+    if not converted:
         warnings.warn("sketch_ converted no layer; print(backsketch.summary(model)) tells why", stacklevel=2)
     return model
 
@@ -81,7 +83,7 @@ def unsketch_(model: Model) -> Model:
     for module in model.modules():
         _restore(module)
         module.__dict__.pop(_REASON, None)
-        ignore_attention_mask(module)
+    ignore_attention_mask(model)
     return model
 
 
