@@ -148,6 +148,18 @@ def test_a_budget_is_planned_once_and_saved_with_the_checkpoint(tmp_path):
     assert logged(trainer, "backsketch/kept_bytes")[0] < exact[0]
 
 
+def test_a_resumed_run_takes_the_plan_of_its_checkpoint(tmp_path):
+    train(tmp_path, SketchCallback(budget="40%"), others=[Watch(stop=STEPS // 2)])
+    path = tmp_path / f"checkpoint-{STEPS // 2}" / "trainer_state.json"
+    state = json.loads(path.read_text())
+    planned = state["stateful_callbacks"]["SketchCallback"]["attributes"]["planned"]
+    next(fields for fields in planned.values() if fields is not None)["ratio"] = 0.07
+    path.write_text(json.dumps(state))
+    resumed = SketchCallback(budget="40%")
+    train(tmp_path, resumed, resume=True)
+    assert resumed.planned == planned
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_gives_the_same_run(tmp_path, reentrant):
     plain = train(tmp_path / "plain", padded=not reentrant)  # reentrant recomputation does not see the mask
