@@ -64,7 +64,7 @@ def _run(
 
 def as_rows(x: Tensor) -> Tensor:
     """Flatten all leading dimensions: (..., features) -> (rows, features)."""
-    return x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    return x if x.dim() == 2 else x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
 def _forward(
@@ -110,11 +110,11 @@ class _SketchedLinear(torch.autograd.Function):
         y = as_rows(grad_out)
         grad_x = grad_weight = grad_bias = None
         with _without_autocast(grad_out.device.type):
-            if ctx.needs_input_grad[0]:
-                grad_x = grad_out @ weight.to(grad_out.dtype)
-            if ctx.needs_input_grad[1]:
+            if ctx.needs_input_grad[1]:  # first, so that the compressed Y is gone before ∂x is there
                 estimate = traced_weight_gradient if torch.compiler.is_compiling() else weight_gradient
                 grad_weight = estimate(tuple(kept), y, ctx.config, weight.shape[1], valid).to(weight.dtype)
+            if ctx.needs_input_grad[0]:
+                grad_x = grad_out @ weight.to(grad_out.dtype)
             if ctx.needs_input_grad[2]:
                 grad_bias = y.sum(0).to(ctx.bias_dtype)
         return grad_x, grad_weight, grad_bias, None, None, None, *(None for _ in kept)

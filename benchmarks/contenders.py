@@ -1,0 +1,71 @@
+"""What is compared: exact training, the paper's method, what users pick instead, and ours. Each converts a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+
+from paper import paper_
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+
+from backsketch import SketchConfig, sketch_
+
+RATIOS = (0.5, 0.2, 0.1)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to train: what it does to the model, and the context its forward pass runs in."""
+
+    family: str
+    ratio: float
+    convert: Callable[[nn.Module], object] = lambda model: model
+    context: Callable[[], AbstractContextManager[object]] = field(default=nullcontext)
+
+    @property
+    def name(self) -> str:
+        return self.family if self.ratio == 1 else f"{self.family}, ratio {self.ratio}"
+
+
+EXACT = Contender("exact", 1)
+
+
+def ours(family: str, config: SketchConfig) -> Contender:
+    """Return a contender that converts with ``config``."""
+    return Contender(family, config.ratio or 1, partial(sketch_, config=config))
+
+
+def layer_contenders() -> list[Contender]:
+    """List what a single layer is compared with."""
+    blocked = ("gaussian", "rademacher", "hadamard", "cosine", "fourier")
+    return [
+        EXACT,
+        *(Contender("the paper's dense Gaussian", ratio, partial(paper_, ratio=ratio)) for ratio in RATIOS),
+        *(ours("rows", SketchConfig(ratio=ratio)) for ratio in RATIOS),
+        *(ours("rows, 8 bits", SketchConfig(ratio=ratio, bits=8)) for ratio in RATIOS),
+        *(ours("hash", SketchConfig(kind="hash", ratio=ratio)) for ratio in RATIOS),
+        *(
+            ours(f"{kind}, block 128", SketchConfig(kind=kind, ratio=ratio, block=128))
+            for kind in blocked
+            for ratio in RATIOS
+        ),
+        *(ours(f"all rows, {bits} bits", SketchConfig(ratio=1.0, bits=bits)) for bits in (8, 4, 2)),
+        Contender("offload (save_on_cpu)", 1, context=save_on_cpu),
+    ]
+
+
+def encoder_contenders() -> list[Contender]:
+    """List what a whole encoder is compared with."""
+    return [
+        EXACT,
+        Contender("the paper's dense Gaussian", 0.1, partial(paper_, ratio=0.1)),
+        Contender("checkpointing", 1, lambda model: model.gradient_checkpointing_enable({"use_reentrant": False})),
+        Contender("offload (save_on_cpu)", 1, context=save_on_cpu),
+        ours("all rows, 8 bits", SketchConfig(ratio=1.0, bits=8)),
+        ours("all rows, 4 bits", SketchConfig(ratio=1.0, bits=4)),
+        *(ours("rows", SketchConfig(ratio=ratio)) for ratio in RATIOS),
+        ours("rows, 4 bits", SketchConfig(ratio=0.5, bits=4)),
+    ]
