@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backsketch import SKETCHES, SketchConfig
+from backsketch.kept import kept_bytes
 
 
 def test_defaults_are_plain():
@@ -97,8 +98,20 @@ def test_bad_values_name_the_argument_the_value_and_what_is_allowed(arguments, e
     assert all(word in str(caught.value) for word in words)
 
 
+@pytest.mark.parametrize("keep", [0.01, 0.05, 0.07, 0.08, 0.1, 0.125, 0.14, 0.15, 0.25, 0.27, 0.5, 0.99])
+def test_recommended_keeps_no_more_than_asked(keep):
+    config = SketchConfig.recommended(keep)
+    assert kept_bytes(config, 10_000, 768, 4) <= keep * 10_000 * 768 * 4 * 1.001
+    assert config.bits == (8 if keep >= 0.266 else 4 if keep >= 0.0704 else 2)
+
+
+def test_recommended_takes_all_rows_where_they_fit():
+    assert SketchConfig.recommended(1.0) == SketchConfig(ratio=1.0)
+    assert SketchConfig.recommended(0.3) == SketchConfig(ratio=1.0, bits=8)
+    assert SketchConfig.recommended(0.15) == SketchConfig(ratio=1.0, bits=4)
+
+
 def test_recommended_refuses_what_is_not_a_share():
-    assert SketchConfig.recommended(keep=0.25).dim_for(100) == 25
     with pytest.raises(ValueError, match="keep must be in"):
         SketchConfig.recommended(keep=0)
 

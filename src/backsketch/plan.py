@@ -46,14 +46,14 @@ def plan(
         budget: what the inputs of linear layers may keep for backward: a share of what they keep today ("50%" or 0.5),
             or bytes (an int). Inputs that someone else holds anyway are no part of it, on either side.
         config: the kind of sketch, and whether it keeps the mean; its ratio is planned. By default
-            ``SketchConfig.recommended()``.
+            ``rows``.
         bits: how rows may be stored, as in ``SketchConfig.bits``. By default what ``config`` says if it
             says so, else every way for ``rows``, and as they are for other kinds, whose rounding only a draw can tell.
         loss: takes the output, returns a scalar. By default ``output.loss``, or the mean of the first output.
     """
     if on_meta(model):
         raise ValueError("plan measures noise, which a model on the meta device does not have; profile works there")
-    base = SketchConfig.recommended() if config is None else config
+    base = SketchConfig() if config is None else config
     allowed = _bits(bits, base)
     budget = _budget(budget)
     forward = partial(forward_to_loss, model, args, kwargs, loss)
