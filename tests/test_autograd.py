@@ -124,7 +124,7 @@ def test_autocast_keeps_half_the_bytes_and_leaves_no_detached_weight_in_its_cach
     x, weight = torch.randn(40, FEATURES), torch.randn(OUTPUTS, FEATURES, requires_grad=True)
     config = SketchConfig(ratio=0.5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        kept = saved_storages(lambda: sketched_linear(x, weight, None, config))
+        kept = saved_storages(lambda: sketched_linear(x.clone().requires_grad_(), weight, None, config))
         first, second = sketched_linear(x, weight, None, config), F.linear(x, weight)
     kept.pop(weight.untyped_storage().data_ptr())
     assert sorted(kept.values()) == [8, 20 * FEATURES * 2]
@@ -142,7 +142,7 @@ def test_bytes_kept_are_the_kept_rows_and_a_seed(kind, block, ratio, rows, dtype
     config = SketchConfig(kind=kind, block=block, ratio=ratio)
     x, weight, bias, _ = problem(torch.randn(rows, FEATURES), dtype)
     weight.requires_grad_()
-    kept = saved_storages(lambda: sketched_linear(x, weight, bias.requires_grad_(), config))
+    kept = saved_storages(lambda: sketched_linear(x.requires_grad_(), weight, bias.requires_grad_(), config))
     assert kept.pop(weight.untyped_storage().data_ptr()) == weight.nbytes
     assert sorted(kept.values()) == sorted([config.dim_for(rows) * FEATURES * dtype.itemsize, 8])
 
@@ -220,6 +220,18 @@ def test_no_features_gives_an_empty_gradient():
     weight = torch.randn(4, 0, requires_grad=True)
     sketched_linear(torch.randn(10, 0), weight).sum().backward()
     assert weight.grad.shape == (4, 0)
+
+
+def test_complex_weights_are_refused():
+    weight = torch.randn(4, 3, dtype=torch.complex64, requires_grad=True)
+    with pytest.raises(TypeError, match="weight must be of a real floating-point type"):
+        sketched_linear(torch.randn(10, 3, dtype=torch.complex64), weight)
+
+
+def test_the_weight_is_held_only_for_the_input_gradient():
+    weight = torch.randn(OUTPUTS, FEATURES, requires_grad=True)
+    kept = saved_storages(lambda: sketched_linear(torch.randn(40, FEATURES), weight, None, SketchConfig(ratio=0.5)))
+    assert sorted(kept.values()) == [8, 20 * FEATURES * 4]
 
 
 def test_double_backward_is_refused_in_words():

@@ -87,6 +87,7 @@ def test_dim_is_never_zero_and_never_above_the_rows(ratio, rows, min_dim):
         ({"block": "128"}, TypeError, ["block", "'128'"]),
         ({"bits": 3}, ValueError, ["bits", "3", "8"]),
         ({"bits": True}, ValueError, ["bits", "True"]),
+        ({"bits": 4.0}, ValueError, ["bits", "4.0"]),
         ({"center": 1}, TypeError, ["center", "1"]),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 WORKER = Path(__file__).parent / "workers" / "distributed.py"
-CHECKS = ("ddp", "ddp_compiled", "ddp_resume", "fsdp", "fsdp_resume")
+CHECKS = ("ddp", "ddp_compiled", "ddp_resume", "fsdp", "fsdp_converted_after", "fsdp_resume")
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def is_unbiased(measured, rounding=1e-4):
     return measured["error"] > 0 and abs(measured["projection"] - 1) <= 5 * measured["error"] + rounding
 
 
-@pytest.mark.parametrize("name", ["ddp", "ddp_compiled", "fsdp"])
+@pytest.mark.parametrize("name", ["ddp", "ddp_compiled", "fsdp", "fsdp_converted_after"])
 def test_the_mean_gradient_of_two_ranks_is_the_exact_one_of_both_batches(outcomes, name):
     assert is_unbiased(outcomes[name]["mean"]), outcomes[name]
 
@@ -50,6 +50,13 @@ def test_a_resumed_run_ends_with_the_same_weights(outcomes, name):
 @pytest.mark.parametrize("name", ["ddp_resume", "fsdp_resume"])
 def test_a_state_dict_is_that_of_a_plain_model(outcomes, name):
     assert outcomes[name]["plain"]
+
+
+def test_a_sharded_model_can_be_converted_and_restored(outcomes):
+    outcome = outcomes["fsdp_converted_after"]
+    assert outcome["sketched"] == ["SketchedLinear", "FSDPSketchedLinear"]
+    assert outcome["restored"] == ["Linear", "FSDPLinear"]
+    assert outcome["error"] < 1e-4
 
 
 def test_unsketch_restores_the_layers_of_a_sharded_model(outcomes):

@@ -8,6 +8,7 @@ import torch
 from backsketch import SketchConfig
 from backsketch.kept import keep, kept_bytes, weight_gradient
 from backsketch.seeds import draw_seed
+from backsketch.sketches import make_sketch
 from cases import FORMS, within_five_standard_errors
 
 ROWS, FEATURES, OUTPUTS = 26, 7, 5
@@ -99,3 +100,35 @@ def test_center_keeps_the_mean_row_exactly():
         config = SketchConfig(kind=kind, block=block, ratio=0.2, center=True)
         gradient = weight_gradient(keep(x, config, draw_seed()), y, config, FEATURES)
         torch.testing.assert_close(gradient, y.t() @ x, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("config", CASES, ids=str)
+def test_an_empty_batch_has_a_zero_gradient(config):
+    x, y = torch.randn(0, FEATURES), torch.randn(0, OUTPUTS)
+    for valid in (None, torch.zeros(0, dtype=torch.bool)):
+        gradient = weight_gradient(keep(x, config, draw_seed(), valid), y, config, FEATURES, valid)
+        assert torch.equal(gradient, torch.zeros(OUTPUTS, FEATURES))
+
+
+def test_a_mean_that_half_precision_rounds_is_the_same_in_both_passes():
+    """Taking off a rounded mean and adding the exact one would shift every gradient the same way."""
+    x = (torch.randn(64, 3) * 0.01 + 1.002).bfloat16()
+    _, rows, mean = keep(x, SketchConfig(ratio=0.5, center=True), torch.tensor(1))
+    chosen = make_sketch("rows", 64, 32, 1).compress(x)
+    assert mean.dtype == x.dtype
+    assert torch.equal(rows + mean, chosen)
+
+
+def test_the_default_dtype_does_not_matter():
+    x = torch.randn(30, FEATURES)
+    valid = torch.arange(30) < 20
+    for kind, block in FORMS:
+        outcomes = []
+        for default in (torch.float32, torch.bfloat16):
+            torch.set_default_dtype(default)
+            try:
+                config = SketchConfig(kind=kind, block=block, ratio=0.4)
+                outcomes.append(weight_gradient(keep(x, config, torch.tensor(5), valid), x, config, FEATURES, valid))
+            finally:
+                torch.set_default_dtype(torch.float32)
+        assert torch.equal(*outcomes), kind

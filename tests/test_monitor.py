@@ -86,6 +86,19 @@ def test_padded_rows_are_left_out_of_the_estimates(form):
         assert abs(found.mean() - value) <= STANDARD_ERRORS * found.std() / 400**0.5 + 1e-5 * abs(value), name
 
 
+def test_alignment_is_that_of_the_whole_input_with_a_mean_kept_apart():
+    x, y = sides()
+    layer = SketchedLinear(IN, OUT, config=SketchConfig(ratio=0.5, center=True))
+    with NoiseMonitor(layer) as monitor:
+        for _ in range(300):
+            layer(x + 3).backward(y)
+            monitor.step()
+    records = monitor.to_records()
+    assert records[0]["energy"] == pytest.approx(((x + 3).square().sum() * y.square().sum()).item(), rel=1e-4)
+    mean = sum(record["alignment"] for record in records) / len(records)
+    assert mean == pytest.approx(noise.alignment(x + 3, y).item(), rel=0.05)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: str(SketchConfig(**form)))
 def test_estimates_are_unbiased_over_many_draws(form):
@@ -267,7 +280,7 @@ def test_table_has_a_line_a_layer():
         for _ in range(2):
             net(sides()[0]).sum().backward()
             monitor.step()
-    title, *lines = str(monitor).splitlines()
+    title, _, *lines = str(monitor).splitlines()
     assert title.split() == ["layer", "steps", "calls", "alignment", "D²", "SGD", "D²", "sketch", "ratio"]
     assert [line.split()[:3] for line in lines] == [["0", "2", "2"], ["2", "2", "2"]]
     assert all(line.split()[-1] == "1" for line in lines)  # rows at ratio 1/2 add exactly the noise of the batch

@@ -236,3 +236,12 @@ def test_centring_takes_the_mean_out_of_the_noise():
     centred = noise.sketch_variance(x, y, SketchConfig(kind="gaussian", ratio=0.25, center=True))
     torch.testing.assert_close(centred, noise.sketch_variance(x - x.mean(0), y, config))
     assert centred < 0.5 * noise.sketch_variance(x, y, config)
+
+
+def test_a_mask_of_integers_is_a_mask_and_not_indices():
+    x, y = data(common_mean)
+    valid = torch.arange(ROWS) % 3 != 0
+    config = SketchConfig(ratio=0.25)
+    assert noise.sketch_variance(x, y, config, valid.long()) == noise.sketch_variance(x, y, config, valid)
+    with pytest.raises(ValueError, match="valid must have one value for each of the 26 rows"):
+        noise.sketch_variance(x, y, config, valid[1:])

@@ -164,7 +164,8 @@ def test_hooks_go_with_unsketch_and_survive_copies(mask):
     model = sketch_(sketch_(Encoder(), CONFIG), CONFIG)
     assert len(model._forward_pre_hooks) == len(model._forward_hooks) == 1
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        other(torch.randn(BATCH, LENGTH, FEATURES), attention_mask=mask.long()).sum().backward()
+        x, y, _ = masked_problem(mask)
+        other(x, attention_mask=mask.long()).backward(y)
         unsketch_(other)
         assert not other._forward_pre_hooks
         assert not other._forward_hooks
@@ -182,3 +183,79 @@ def test_a_single_layer_follows_the_context(mask):
     with valid_rows(mask):
         layer(x).backward(y)
     torch.testing.assert_close(layer.weight.grad, y.flatten(0, 1).t() @ x.flatten(0, 1))
+
+
+def test_restoring_the_random_state_does_not_bring_a_mask_back(mask):
+    model = sketch_(Encoder(), CONFIG)
+    x, _, _ = masked_problem(mask)
+    state = torch.get_rng_state()
+    first = model(x, attention_mask=mask.long())
+    torch.set_rng_state(state)
+    second = model(x)
+    second.backward(torch.ones_like(second))
+    exact = copy.deepcopy(model)
+    unsketch_(exact).zero_grad()
+    exact(x).sum().backward()
+    assert first.grad_fn is not None
+    grad, expected = model.second.weight.grad, exact.second.weight.grad
+    assert (grad * expected).sum() / expected.square().sum() > 0.6  # the mask would leave half of the rows out
+    assert not torch.allclose(grad, expected)
+
+
+def test_two_masks_under_one_seed_are_not_mistaken_for_each_other(mask):
+    model = sketch_(Encoder(checkpointed=True), CONFIG)
+    x, y, _ = masked_problem(mask)
+    state = torch.get_rng_state()
+    first = model(x, attention_mask=mask.long())
+    torch.set_rng_state(state)
+    second = model(x, attention_mask=mask.flip(0).long())
+    with pytest.raises(RuntimeError, match="cannot tell which mask"):
+        first.backward(y)
+    del first, second
+
+
+def test_a_mask_in_force_in_backward_is_not_the_one_of_forward(mask):
+    model = sketch_(Encoder(checkpointed=True), CONFIG)
+    exact = unsketch_(copy.deepcopy(model))
+    x, y, _ = masked_problem(mask)
+    out = model(x, attention_mask=mask.long())
+    with valid_rows(~mask):
+        out.backward(y)
+    exact(x).backward(y)
+    torch.testing.assert_close(model.second.weight.grad, exact.second.weight.grad)
+
+
+def test_a_broken_promise_is_told(mask):
+    x, _, weight = masked_problem(mask)
+    with valid_rows(mask), pytest.warns(RuntimeWarning, match="rows that the mask leaves out get a gradient"):
+        gradient(x, torch.ones(BATCH, LENGTH, 3), weight, CONFIG)
+
+
+def test_the_mask_of_an_encoder_does_not_touch_the_decoder():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        vocab_size=50,
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=0,
+        dropout_rate=0.0,
+    )
+    model = transformers.T5ForConditionalGeneration(config).train()
+    ids, mask = torch.randint(1, 50, (4, 10)), torch.ones(4, 10, dtype=torch.long)
+    mask[:, 4:] = 0
+    model(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()
+    names = {"encoder": "encoder.block.0.layer.0.SelfAttention.q", "decoder": "decoder.block.0.layer.0.SelfAttention.q"}
+    exact = {side: model.get_submodule(name).weight.grad.clone() for side, name in names.items()}
+    sketch_(model, SketchConfig(ratio=0.5))
+    total = {side: torch.zeros_like(grad) for side, grad in exact.items()}
+    for _ in range(60):
+        model.zero_grad()
+        model(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()
+        for side, name in names.items():
+            total[side] += model.get_submodule(name).weight.grad / 60
+    torch.testing.assert_close(total["encoder"], exact["encoder"])  # all 16 valid rows of 40 are among the 20 kept
+    share = (total["decoder"] * exact["decoder"]).sum() / exact["decoder"].square().sum()
+    assert share == pytest.approx(1, abs=0.25)

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from .config import SketchConfig
 from .kept import keep, weight_gradient
 from .ops import traced_keep, traced_weight_gradient
-from .padding import valid_for
+from .padding import check_promise, valid_for
 from .seeds import draw_seed
 from .sharing import shared
 from .transforms import check_backward, check_forward
@@ -32,12 +32,15 @@ def sketched_linear(
     """
     if torch._C._are_functorch_transforms_active():
         check_forward(weight)
-    if not weight.requires_grad:
-        return F.linear(x, weight, bias)
-    # Also under no_grad: reentrant checkpointing runs there first, and must draw as it does again.
+    # Drawn also where it is not needed: reentrant checkpointing runs under no_grad first, where even the weight may
+    # seem not to be trained, and must then draw as many random numbers as when it runs again.
     seed = None if torch.compiler.is_compiling() else draw_seed()
     if not torch.is_grad_enabled():
         return F.linear(x, weight, bias)
+    if not weight.requires_grad:
+        return F.linear(x, weight, bias)
+    if weight.is_complex():
+        raise TypeError(f"weight must be of a real floating-point type to be trained from a sketch, got {weight.dtype}")
     config = SketchConfig.recommended() if config is None else config
     if seed is None and config.keeps_all:  # an operator would have to copy x to keep it
         return F.linear(x, weight, bias)
@@ -84,9 +87,10 @@ def _forward(
 def _remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
     _, weight, bias, config, _, valid, *kept = inputs
     # The seed and the mask are saved tensors like the rows: checkpointing recomputes all of them, or none.
-    ctx.save_for_backward(weight, valid, *kept)
+    ctx.save_for_backward(weight if ctx.needs_input_grad[0] else None, valid, *kept)
     ctx.valid = valid  # and once more outside, for valid_for to find while checkpointing recomputes
     ctx.config = config
+    ctx.in_features, ctx.weight_dtype = weight.shape[1], weight.dtype
     ctx.bias_dtype = None if bias is None else bias.dtype
     ctx.set_materialize_grads(False)
 
@@ -110,9 +114,11 @@ class _SketchedLinear(torch.autograd.Function):
         y = as_rows(grad_out)
         grad_x = grad_weight = grad_bias = None
         with _without_autocast(grad_out.device.type):
+            if valid is not None:
+                check_promise(valid, y)
             if ctx.needs_input_grad[1]:  # first, so that the compressed Y is gone before ∂x is there
                 estimate = traced_weight_gradient if torch.compiler.is_compiling() else weight_gradient
-                grad_weight = estimate(tuple(kept), y, ctx.config, weight.shape[1], valid).to(weight.dtype)
+                grad_weight = estimate(tuple(kept), y, ctx.config, ctx.in_features, valid).to(ctx.weight_dtype)
             if ctx.needs_input_grad[0]:
                 grad_x = grad_out @ weight.to(grad_out.dtype)
             if ctx.needs_input_grad[2]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
+from typing import TypeGuard
 
 import torch
 
@@ -56,7 +57,7 @@ class SketchConfig:
                 object.__setattr__(self, name, _positive(name, value))
         if self.max_dim is not None and self.min_dim > self.max_dim:
             raise ValueError(f"min_dim must be at most max_dim, got min_dim={self.min_dim} and max_dim={self.max_dim}")
-        if self.bits is not None and (isinstance(self.bits, bool) or self.bits not in STORED_BITS):
+        if self.bits is not None and (not _is_integer(self.bits) or self.bits not in STORED_BITS):
             raise ValueError(f"bits must be None or one of {STORED_BITS}, got {self.bits!r}")
         if not isinstance(self.center, bool):
             raise TypeError(f"center must be True or False, got {self.center!r}")
@@ -101,9 +102,12 @@ def _share(name: str, value: object) -> float:
 
 
 def _positive(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if not _is_integer(value):
         raise TypeError(f"{name} must be a positive integer, got {value!r}")
-    number = int(value)
-    if number < 1:
+    if value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    return number
+    return int(value)
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -7,6 +7,7 @@ from transformers.pytorch_utils import Conv1D
 
 from .autograd import sketched_linear
 from .config import SketchConfig
+from .layer import trains
 
 
 class SketchedConv1D(Conv1D):  # type: ignore[misc]
@@ -15,7 +16,7 @@ class SketchedConv1D(Conv1D):  # type: ignore[misc]
     config: SketchConfig
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
+        if not (self.training and trains(self)):
             out: Tensor = super().forward(x)
             return out
         return sketched_linear(x, self.weight.t(), self.bias, self.config)

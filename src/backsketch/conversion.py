@@ -14,6 +14,7 @@ from torch import nn
 from .config import SketchConfig
 from .layer import SketchedLinear, check_config
 from .padding import follow_attention_mask, ignore_attention_mask
+from .sharded import become, own_class
 
 if TYPE_CHECKING:
     from .report import Profile
@@ -59,7 +60,8 @@ def sketch_(
         if name in unpaid:
             chosen, reason = None, unpaid[name]
         if chosen is not None:
-            module.__class__, module.config = twin, chosen
+            become(module, twin)
+            module.config = chosen
             module.__dict__.pop(_REASON, None)
             converted = True
         elif reason is not None:
@@ -69,9 +71,11 @@ def sketch_(
             _leave(module, "no pattern matches its name")
     for pattern in rules.unused:
         warnings.warn(f"sketch_: pattern {pattern!r} matches no linear layer of the model", stacklevel=2)
-    if converted:
+    if any(exact_type(module) is not None for module in model.modules()):
         follow_attention_mask(model)
     else:
+        ignore_attention_mask(model)
+    if not converted:
         warnings.warn("sketch_ converted no layer; print(backsketch.summary(model)) tells why", stacklevel=2)
     return model
 
@@ -81,7 +85,7 @@ def unsketch_(model: Model) -> Model:
     for module in model.modules():
         _restore(module)
         module.__dict__.pop(_REASON, None)
-        ignore_attention_mask(module)
+    ignore_attention_mask(model)
     return model
 
 
@@ -95,12 +99,12 @@ def configs_for(model: nn.Module, config: Configs | None = None, where: Where | 
 
 def exact_type(module: nn.Module) -> type[nn.Module] | None:
     """Return the exact class behind a sketched layer, or None for any other module."""
-    return next((exact for exact, twin in _twins().items() if type(module) is twin), None)
+    return next((exact for exact, twin in _twins().items() if own_class(module) is twin), None)
 
 
 def sketched_type(module: nn.Module) -> type[nn.Module] | None:
     """Return the sketched class for a layer that can be converted or already is, or None."""
-    return next((twin for exact, twin in _twins().items() if type(module) in (exact, twin)), None)
+    return next((twin for exact, twin in _twins().items() if own_class(module) in (exact, twin)), None)
 
 
 def left_exact_because(module: nn.Module) -> str | None:
@@ -168,7 +172,7 @@ def _twins() -> dict[type[nn.Module], type[nn.Module]]:
 
 def _restore(module: nn.Module) -> None:
     if (exact := exact_type(module)) is not None:
-        module.__class__ = exact
+        become(module, exact)
         del module.config
 
 

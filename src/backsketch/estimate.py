@@ -21,13 +21,15 @@ QUANTITIES = ("squared_gradient", "energy", "sgd_variance", "sketch_variance", "
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The numbers of one call, still on the device, each a () tensor; see ``quantities``."""
+    """The numbers of one call, still on the device, each a () tensor: roots of ‖Ĝ‖², P and C of X, then of what is
+    sketched of it; then D² where random features give it, else nan; then what rounding adds. See ``quantities``.
+    """
 
     observed: Tensor
-    sketched: Tensor
-    x_norm: Tensor
-    y_norm: Tensor
+    energy: Tensor
     coincidence: Tensor
+    sketched: Tensor
+    sketched_energy: Tensor
     sketched_coincidence: Tensor
     variance: Tensor
     rounding: Tensor
@@ -78,10 +80,10 @@ class Trace:
             variance = added_variance(self.blocks, moments(self.blocks, x_side, y_side))
         return Measured(
             observed=_norm(grad_weight),
-            sketched=_norm(grad_weight if self.seen.mean is None else self._without_mean(grad_weight, y)),
-            x_norm=_norm(self.sketched_norms),
-            y_norm=_norm(own_norms),
+            energy=_norm(self.norms) * _norm(y_norms),
             coincidence=_norm(self.norms * y_norms),
+            sketched=_norm(grad_weight if self.seen.mean is None else self._without_mean(grad_weight, y)),
+            sketched_energy=_norm(self.sketched_norms) * _norm(own_norms),
             sketched_coincidence=_norm(self.sketched_norms * own_norms),
             variance=variance,
             rounding=torch.zeros_like(variance) if self.rounding is None else self.rounding.variance(own),
@@ -117,9 +119,9 @@ class KeptInput:
         x, y = _wide(self.x), _wide(y)
         variance = noise.sketch_variance(x, y, self.config, self.valid).to(x.device, x.dtype)
         root = ((x.t() @ y).square().sum() + variance).sqrt()
-        coincidence = _norm(_row_norms(x) * _row_norms(y))
+        energy, coincidence = _norm(x) * _norm(y), _norm(_row_norms(x) * _row_norms(y))
         zero = torch.zeros_like(root)
-        return Measured(root, root, _norm(x), _norm(y), coincidence, coincidence, variance, zero).stacked()
+        return Measured(root, energy, coincidence, root, energy, coincidence, variance, zero).stacked()
 
 
 def quantities(blocks: Blocks, rows: int, measured: list[float]) -> tuple[float, ...]:
@@ -130,12 +132,11 @@ def quantities(blocks: Blocks, rows: int, measured: list[float]) -> tuple[float,
     when one kept row alone says nothing of it), it comes from random features Xr and Yq: E(rᵀX_tᵀY_t q)² = g_t.
     Rounding adds on top, whatever the sketch.
     """
-    observed, sketched = measured[0] ** 2, measured[1] ** 2
-    energy, coincidence = (measured[2] * measured[3]) ** 2, measured[4] ** 2
-    variance, rounding = measured[6], measured[7]
+    observed, energy, coincidence, sketched, sketched_energy, sketched_coincidence = (root**2 for root in measured[:6])
+    variance, rounding = measured[6:]
     if math.isnan(variance) and blocks.rows > 0:
         law = law_of(blocks, blocks.dim)
-        rest = law.energy * energy + law.coincidence * measured[5] ** 2
+        rest = law.energy * sketched_energy + law.coincidence * sketched_coincidence
         variance = rest + law.product * (sketched - rounding - rest) / (1 + law.product)
     total = variance + rounding
     product = observed - total

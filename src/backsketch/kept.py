@@ -13,7 +13,7 @@ from .config import SketchConfig
 from .sketches import Sketch, Whole, make_sketch
 from .sketches.base import compute_dtype
 from .sketches.rows import Rows, ValidRows
-from .storage import pack, stored_bytes, unpack
+from .storage import pack, row_slabs, stored_bytes, unpack
 
 _UNPACKED_ROWS = 2048  # rows turned back from codes at once: few enough to be small, enough for a good GEMM
 _DITHER_STREAM = 0x5DEECE66D  # keeps the dither's random numbers apart from the sketch's
@@ -31,7 +31,7 @@ def keep(x: Tensor, config: SketchConfig, seed: Tensor, valid: Tensor | None = N
     if config.center:
         mean = (_mean_row(x, valid),)
         ones = x.new_ones(len(x), 1) if valid is None else valid.unsqueeze(1).to(x.dtype)
-        rows = torch.addmm(rows, sketch.compress(ones), mean[0].to(x.dtype).unsqueeze(0), alpha=-1)
+        rows = torch.addmm(rows, sketch.compress(ones), mean[0].unsqueeze(0), alpha=-1)
     if config.bits is None:
         return seed, rows, *mean
     generator = torch.Generator(device=x.device)
@@ -53,7 +53,7 @@ def weight_gradient(
         gradient = _packed_product(compressed, stored[0], stored[1], config.bits, in_features, sketch.gain)
     if config.center and not exact:
         total = y.sum(0, dtype=compute_dtype(y.dtype))
-        gradient = gradient.to(total.dtype).addr_(total, stored[-1]).to(y.dtype)
+        gradient = gradient.to(total.dtype).addr_(total, stored[-1].to(total.dtype)).to(y.dtype)
     return gradient
 
 
@@ -69,17 +69,19 @@ def kept_bytes(config: SketchConfig, rows: int, in_features: int, itemsize: int)
     """Return how many bytes ``keep`` keeps of an input, the seed included."""
     dim = config.dim_for(rows)
     exact = dim == rows and config.bits is None
-    mean = in_features * max(itemsize, 4) if config.center and not exact else 0
+    mean = in_features * itemsize if config.center and not exact else 0
     return stored_bytes(dim, in_features, config.bits, itemsize) + mean + 8
 
 
 def _mean_row(x: Tensor, valid: Tensor | None) -> Tensor:
-    """Return the mean of the valid rows in at least fp32: (in_features,)."""
+    """Return the mean of the valid rows, rounded as it is kept so that both passes use the same: (in_features,)."""
     dtype = compute_dtype(x.dtype)
     if valid is None:
-        return x.mean(0, dtype=dtype)
-    chosen = torch.where(valid.unsqueeze(1), x, 0)
-    return chosen.sum(0, dtype=dtype) / valid.sum().clamp(min=1)
+        return (x.sum(0, dtype=dtype) / max(len(x), 1)).to(x.dtype)
+    total = x.new_zeros(x.shape[1], dtype=dtype)
+    for slab in row_slabs(*x.shape):
+        total += x[slab].masked_fill(~valid[slab].unsqueeze(1), 0).sum(0, dtype=dtype)
+    return (total / valid.sum().clamp(min=1)).to(x.dtype)
 
 
 def _product(y: Tensor, x: Tensor, gain: float | Tensor) -> Tensor:

@@ -31,12 +31,17 @@ class SketchedLinear(nn.Linear):
         self.config = check_config(config)
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.training:
+        if not (self.training and trains(self)):
             return F.linear(input, self.weight, self.bias)
         return sketched_linear(input, self.weight, self.bias, self.config)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, config=({self.config})"
+
+
+def trains(layer: nn.Module) -> bool:
+    """Tell whether a layer has anything to train, the same with gradients on and off, as checkpointing needs it."""
+    return any(parameter is not None and parameter.requires_grad for parameter in layer._parameters.values())
 
 
 def check_config(config: Any) -> SketchConfig:

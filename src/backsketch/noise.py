@@ -45,7 +45,11 @@ def sketch_variance(x: Tensor, y: Tensor, config: SketchConfig, valid: Tensor | 
     no closed form and is averaged over 64 sketches with fixed seeds.
     """
     x, y = _pair(x, y)
-    seen = Seen.of(x, config, None if valid is None else valid.reshape(-1))
+    if valid is not None:
+        valid = valid.reshape(-1) != 0
+        if len(valid) != len(x):
+            raise ValueError(f"valid must have one value for each of the {len(x)} rows of x, got {len(valid)}")
+    seen = Seen.of(x, config, valid)
     x, y, config = seen.x, seen.of_gradient(y), seen.config
     if not len(x):
         return x.new_zeros(())

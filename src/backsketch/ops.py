@@ -48,7 +48,7 @@ def _keep(x: Tensor, *fields: Any) -> list[Tensor]:
     if kept[1] is not x:
         return list(kept)
     # Too few rows to compress. An operator may not return its input, nor fewer tensors than for a larger batch.
-    mean = [x.new_zeros(x.shape[1], dtype=compute_dtype(x.dtype))] if config.center else []
+    mean = [x.new_zeros(x.shape[1])] if config.center else []
     return [kept[0], x.clone(), *mean]
 
 
@@ -58,7 +58,7 @@ def _(x: Tensor, *fields: Any) -> list[Tensor]:
     rows, features = x.shape
     dim = config.dim_for(rows)
     seed = torch.empty((), dtype=torch.int64, device="cpu")
-    mean = [x.new_empty(features, dtype=compute_dtype(x.dtype))] if config.center else []
+    mean = [x.new_empty(features)] if config.center else []
     if config.bits is None:
         return [seed, x.new_empty(dim, features), *mean]
     codes = x.new_empty(dim, packed_bytes(features, config.bits), dtype=torch.uint8)

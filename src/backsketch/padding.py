@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import inspect
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +49,11 @@ class _Stack(threading.local):
         self.owners: list[nn.Module] = []
 
 
+_Call: TypeAlias = tuple[int, torch.Size]  # the seed that a call drew, and the leading shape of its input
+
 _stack = _Stack()
-_by_seed: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+_by_call: weakref.WeakValueDictionary[_Call, Tensor] = weakref.WeakValueDictionary()
+_replaced: weakref.WeakValueDictionary[_Call, Tensor] = weakref.WeakValueDictionary()
 
 
 @contextmanager
@@ -59,7 +63,7 @@ def valid_rows(mask: Tensor) -> Iterator[None]:
     The mask has the leading shape of the layers' inputs, as an attention mask (batch, sequence) has. Inputs of another
     shape, such as a pooled (batch, features), are sketched as a whole; a mask that fits no input at all is an error.
     The caller promises that masked rows get no gradient: what they would add to the weight gradient is left out.
-    Compiled layers ignore it.
+    Compiled layers and reentrant checkpointing do without it: their sketches are of all rows.
     """
     if torch.compiler.is_compiling():
         yield
@@ -85,19 +89,49 @@ def masked_rows(x: Tensor) -> Tensor | None:
 
 
 def valid_for(x: Tensor, seed: int) -> Tensor | None:
-    """Return which rows of x count in the call that drew this seed, or None if all do."""
-    entry = _stack.masks[-1] if _stack.masks else None
-    if entry is None:
-        return _by_seed.get(seed) if len(_by_seed) else None  # checkpointing recomputes after the mask was lifted
-    valid = entry.for_input(x)
+    """Return which rows of x count in the call that drew this seed, or None if all do.
+
+    Checkpointing calls a layer again in backward, after the mask was lifted; it draws the same seed again, which tells
+    what mask the first call had.
+    """
+    call = (seed, x.shape[:-1])
+    if torch._C._current_graph_task_id() != -1:
+        if call in _replaced:
+            raise RuntimeError(
+                "two forward passes drew the same random numbers under different masks, so checkpointing cannot tell "
+                "which mask to use again: do not reset the random seed between them"
+            )
+        return _by_call.get(call)
+    valid = masked_rows(x)
     if valid is not None:
-        _by_seed[seed] = valid
+        if (other := _by_call.get(call, valid)) is not valid and not torch.equal(other, valid):
+            _replaced[call] = other
+        _by_call[call] = valid
     return valid
 
 
+def check_promise(valid: Tensor, y: Tensor) -> None:
+    """Warn, once for each mask, where masked rows get a gradient after all: valid (rows,), y (rows, out_features)."""
+    if y.device.type != "cpu" or hasattr(valid, _CHECKED):  # an accelerator would have to be waited for
+        return
+    setattr(valid, _CHECKED, True)
+    if bool(y[~valid].any()):
+        warnings.warn(
+            "rows that the mask leaves out get a gradient: their part of the weight gradient is missing. Mask them in "
+            "the loss too (labels of -100), or call backsketch.padding.ignore_attention_mask(model)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
 def follow_attention_mask(model: nn.Module) -> None:
-    """Make ``model`` apply the attention_mask it is called with, if it takes one, to its sketched layers."""
+    """Make ``model`` apply the attention_mask it is called with, if it takes one, to its sketched layers.
+
+    Where there is a decoder the mask is the encoder's alone: the decoder's own rows are other tokens.
+    """
     ignore_attention_mask(model)
+    if "decoder_input_ids" in inspect.signature(type(model).forward).parameters and hasattr(model, "get_encoder"):
+        model = model.get_encoder()  # type: ignore[operator]
     if _mask_position(type(model).forward) is None:
         return
     model.__dict__[_HANDLES] = (
@@ -107,12 +141,14 @@ def follow_attention_mask(model: nn.Module) -> None:
 
 
 def ignore_attention_mask(model: nn.Module) -> None:
-    """Undo follow_attention_mask."""
-    for handle in model.__dict__.pop(_HANDLES, ()):
-        handle.remove()
+    """Undo follow_attention_mask for ``model`` and everything in it."""
+    for module in model.modules():
+        for handle in module.__dict__.pop(_HANDLES, ()):
+            handle.remove()
 
 
 _HANDLES = "_attention_mask_hooks"
+_CHECKED = "_promise_checked"
 
 
 def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

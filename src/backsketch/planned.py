@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from .config import SketchConfig
-from .measure.table import Table, change, readable, together
+from .table import Table, change, readable, together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

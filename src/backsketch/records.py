@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .blocks import Blocks
 from .estimate import QUANTITIES, quantities
+from .table import Table
 
 Record: TypeAlias = dict[str, str | int | float]
 
@@ -72,13 +73,9 @@ def table(records: Sequence[Record]) -> str:
     layers: dict[str, list[Record]] = {}
     for record in records:
         layers.setdefault(str(record["layer"]), []).append(record)
-    rows: list[tuple[str, ...]] = [("layer", "steps", "calls", "alignment", "D² SGD", "D² sketch", "ratio")]
-    rows += [_line(layer, own) for layer, own in layers.items()]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    )
+    titles = ("layer", "steps", "calls", "alignment", "D² SGD", "D² sketch", "ratio")
+    rows = tuple(_line(layer, own) for layer, own in layers.items())
+    return str(Table(titles, rows, numeric=frozenset(range(1, len(titles)))))
 
 
 def _line(layer: str, records: list[Record]) -> tuple[str, ...]:

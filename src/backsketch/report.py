@@ -9,7 +9,7 @@ from typing import Any
 from .config import SketchConfig
 from .measure.ledger import Chosen, Ledger
 from .measure.live import ACTIVATIONS, TRANSIENTS, Peak
-from .measure.table import Table, change, readable, short
+from .table import Table, change, readable, short
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

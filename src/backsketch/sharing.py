@@ -47,7 +47,8 @@ def shared(x: Tensor, purpose: Hashable, keep: Callable[[], Kept]) -> Kept:
 
     The same tensor means the same memory, shape and strides, unchanged since: in-place changes count up its version.
     """
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
+    # An inference tensor does not count its changes.
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x) or x.is_inference():
         return keep()
     entries = _memo.entries
     key = (_identity(x), purpose)
@@ -59,5 +60,4 @@ def shared(x: Tensor, purpose: Hashable, keep: Callable[[], Kept]) -> Kept:
 
 
 def _identity(x: Tensor) -> Hashable:
-    version = None if x.is_inference() else x._version
-    return x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, version
+    return x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x._version

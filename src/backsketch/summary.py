@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from .conversion import exact_type, left_exact_because, sketched_type
+from .table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class Summary:
         lines = [f"{len(self.sketched)} of {len(self.layers)} linear layers are sketched"]
         for title, layers in (("sketched", self.sketched), ("left exact", self.exact)):
             if layers:
-                lines += ["", *_table((title, "type", "shape", "how" if layers[0].sketched else "why"), layers)]
+                rows = tuple((layer.name, layer.type, layer.shape, layer.note) for layer in layers)
+                lines += ["", str(Table((title, "type", "shape", "how" if layers[0].sketched else "why"), rows))]
         return "\n".join(lines)
 
 
@@ -86,9 +88,3 @@ def _shape(module: nn.Module) -> str:
         return "?"
     sizes = weight.shape if "Conv1D" in type(module).__name__ else weight.shape[::-1]
     return f"{sizes[0]} -> {sizes[1]}"
-
-
-def _table(titles: tuple[str, ...], layers: tuple[LayerReport, ...]) -> list[str]:
-    rows = [titles, *((layer.name, layer.type, layer.shape, layer.note) for layer in layers)]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows]

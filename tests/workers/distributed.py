@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from backsketch import SketchConfig, sketch_, unsketch_
+from backsketch import SketchConfig, sketch_, summary, unsketch_
 
 ROWS, FEATURES, OUTPUTS = 64, 16, 8
 CONFIG = SketchConfig(ratio=0.25)
@@ -116,6 +116,23 @@ def fsdp():
     low = measure(sample(half, half, *data(dist.get_rank()), 300), exact_gradient([0, 1]))
     assert half.head.weight.grad.dtype == torch.float32
     return {"mean": everywhere, "noise": together["noise"] / alone["noise"], "bf16": low}
+
+
+def fsdp_converted_after():
+    """Convert a model that is sharded already, one layer of it by itself, and restore it."""
+    model = make_model(None)
+    fully_shard(model.head, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    sketch_(shard(model), CONFIG)
+    sketched = [layer.type for layer in summary(model).sketched]
+    mean = measure(sample(model, model, *data(dist.get_rank()), 300), exact_gradient([0, 1]))
+    unsketch_(model)
+    exact = weight_gradient(model, model, *data(dist.get_rank()))
+    return {
+        "mean": mean,
+        "sketched": sketched,
+        "restored": [type(model.block[0]).__name__, type(model.head).__name__],
+        "error": (exact - exact_gradient([0, 1])).abs().max().item(),
+    }
 
 
 def train(model, call, optimizer, steps):

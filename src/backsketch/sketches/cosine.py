@@ -24,7 +24,7 @@ class Cosine(OrthonormalSketch):
         values = spectrum.index_select(-1, torch.where(mirrored, height - chosen, chosen))
         angle = chosen.to(x.dtype) * (math.pi / (2 * height))
         imaginary = torch.where(mirrored, -angle.sin(), angle.sin())
-        scale = torch.where(chosen == 0, math.sqrt(1 / height), math.sqrt(2 / height)).to(x.dtype)
+        scale = x.new_full(chosen.shape, math.sqrt(2 / height)).masked_fill_(chosen == 0, math.sqrt(1 / height))
         out: Tensor = (values.real * angle.cos() + values.imag * imaginary) * scale
         return out
 

@@ -22,7 +22,7 @@ class Fourier(OrthonormalSketch):
         sine = chosen > height // 2
         values = spectrum.index_select(-1, torch.where(sine, height - chosen, chosen))
         alone = (chosen == 0) | (2 * chosen == height)  # these two frequencies have no sine
-        scale = torch.where(alone, 1.0, math.sqrt(2.0)).to(x.dtype)
+        scale = x.new_full(chosen.shape, math.sqrt(2.0)).masked_fill_(alone, 1.0)
         return torch.where(sine, values.imag, values.real) * scale
 
     @classmethod

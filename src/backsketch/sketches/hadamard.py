@@ -32,8 +32,8 @@ class Hadamard(OrthonormalSketch):
 
     @classmethod
     def matrix(cls, height: int, device: torch.device) -> Tensor:
-        pair = torch.tensor([[1.0, 1.0], [1.0, -1.0]], device=device)
-        basis = torch.ones(1, 1, device=device)
+        pair = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float32, device=device)
+        basis = torch.ones(1, 1, dtype=torch.float32, device=device)
         while len(basis) < height:
             basis = torch.kron(pair, basis)
         return basis / math.sqrt(height)

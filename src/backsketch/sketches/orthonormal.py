@@ -46,7 +46,7 @@ class OrthonormalSketch(BlockKind):
     def draw_blocks(cls, count: int, dim: int, height: int, generator: torch.Generator) -> Tensor:
         device = generator.device
         signs = random_signs(count * height, generator).view(count, 1, height)
-        order = torch.rand(count, height, generator=generator, device=device).argsort(dim=1)
+        order = torch.rand(count, height, generator=generator, device=device, dtype=torch.float32).argsort(dim=1)
         chosen = cls.matrix(height, device).index_select(0, order[:, :dim].reshape(-1))
         return chosen.view(count, dim, height).mul_(signs)
 

@@ -38,7 +38,7 @@ class ValidRows(Rows):
 
     @property
     def gain(self) -> Tensor:
-        count = self.valid.sum().clamp(min=1)
+        count = self.valid.sum().clamp(min=1).to(torch.float32)
         return count / count.clamp(max=self.dim)
 
     def compress(self, x: Tensor) -> Tensor:

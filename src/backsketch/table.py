@@ -28,7 +28,7 @@ class Table:
 
         table = RichTable(box=None, pad_edge=False)
         for index, title in enumerate(self.titles):
-            table.add_column(title, justify="right" if index in self.numeric else "left")
+            table.add_column(title, justify="right" if index in self.numeric else "left", overflow="fold")
         for row in self.rows:
             table.add_row(*map(Text, row))
         return Group(table, *map(Text, self.notes))

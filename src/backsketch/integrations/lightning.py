@@ -1,0 +1,74 @@
+"""SketchCallback for Lightning: converts before the strategy sets the model up, logs, and restores after the fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from ..conversion import Configs, Where
+from .session import Session, check_noise_every
+
+
+class SketchCallback(Callback):  # type: ignore[misc]
+    """Train the linear layers of a LightningModule from sketches: ``Trainer(callbacks=[SketchCallback()])``.
+
+    The module is converted in place when a fit is set up and is what it was when it is torn down; checkpoints are those
+    of an unconverted module. Each ``log_every_n_steps`` steps, all loggers get ``backsketch/kept_bytes``, the most that
+    autograd held for backward in a step, and with ``noise_every`` the variance that the sketches add, as a multiple of
+    the gradient's own: ``backsketch/noise`` and ``backsketch/noise/<layer>``.
+
+    Args:
+        config: as ``sketch_`` takes it; to spend a budget, what ``plan`` returns.
+        noise_every: monitor the noise of each ``noise_every``-th step. Compiled layers are not seen.
+        where: as ``sketch_`` takes it.
+    """
+
+    def __init__(
+        self, config: Configs | None = None, *, noise_every: int | None = None, where: Where | None = None
+    ) -> None:
+        self.config = config
+        self.noise_every = check_noise_every(noise_every)
+        self.where = where
+        self._session: Session | None = None
+        self._logged = 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Convert the module, before any strategy wraps or shards it."""
+        if stage == "fit":
+            self._end()
+            self._session = Session(pl_module, self.noise_every)
+            self._session.begin(self.config, self.where)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Measure what the first step after a log keeps."""
+        if self._session is not None:
+            self._session.step_begin()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Stop measuring, and log when the trainer does."""
+        if self._session is None:
+            return
+        self._session.step_end()
+        step, every = trainer.global_step, trainer.log_every_n_steps
+        if every and step % every == 0 and step != self._logged:  # micro-batches of one step report once
+            self._logged = step
+            report = self._session.report()
+            for logger in trainer.loggers:
+                logger.log_metrics(report, step=step)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the module back as it was also when training breaks off."""
+        self._end()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Give the module back as it was."""
+        if stage == "fit":
+            self._end()
+
+    def _end(self) -> None:
+        if self._session is not None:
+            self._session.end()
+            self._session = None

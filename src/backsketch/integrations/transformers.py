@@ -1,0 +1,148 @@
+"""SketchCallback for the Trainer of transformers: converts when training begins, logs, and restores when it ends."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import CallbackHandler, ExportableState
+
+from ..config import SketchConfig
+from ..conversion import Configs, Where
+from ..plan import plan
+from .session import Session, check_noise_every, unwrapped
+
+
+class SketchCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """Train the linear layers of a Trainer's model from sketches: ``Trainer(..., callbacks=[SketchCallback()])``.
+
+    The model is converted in place when training begins and is what it was when training ends; checkpoints are those of
+    an unconverted model. Every log of the Trainer also has, for all its loggers, ``backsketch/kept_bytes``, the most
+    that autograd held for backward in a step, and with ``noise_every`` the variance that the sketches add, as a
+    multiple of the gradient's own: ``backsketch/noise`` and ``backsketch/noise/<layer>``.
+
+    Args:
+        config: as ``sketch_`` takes it.
+        budget: as ``plan`` takes it; the layers' configs are then planned on the first batch of the training data,
+            saved with every checkpoint, and taken from there when training resumes. With ``config``, that one's kind.
+        noise_every: monitor the noise of each ``noise_every``-th step. Compiled layers cannot be monitored.
+        where: as ``sketch_`` takes it.
+    """
+
+    def __init__(
+        self,
+        config: Configs | None = None,
+        *,
+        budget: str | float | int | None = None,
+        noise_every: int | None = None,
+        where: Where | None = None,
+    ) -> None:
+        if budget is not None and not (config is None or isinstance(config, SketchConfig)):
+            raise ValueError("config must be a single SketchConfig when budget plans the others")
+        self.config = config
+        self.budget = budget
+        self.noise_every = check_noise_every(noise_every)
+        self.where = where
+        self.planned: dict[str, dict[str, Any] | None] | None = None
+        self._session: Session | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Convert the model."""
+        if self._session is not None:  # an earlier run broke off
+            self._session.end()
+        if self.noise_every is not None and args.torch_compile:
+            raise ValueError("noise_every must be None with torch_compile=True: compiled layers cannot be monitored")
+        _before_the_loggers(self)
+        model = unwrapped(kwargs["model"])
+        if self.budget is not None:
+            self.planned = self._restored(state) or self._plan(model, kwargs["train_dataloader"], args)
+        self._session = Session(model, self.noise_every)
+        self._session.begin(self._configs(), self.where)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Measure what the first step after a log keeps."""
+        if self._session is not None:
+            self._session.step_begin()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Stop measuring."""
+        if self._session is not None:
+            self._session.step_end()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Add what was measured to what the Trainer logs."""
+        if self._session is not None and logs is not None and "loss" in logs:
+            report = self._session.report()
+            logs.update(report)
+            if state.log_history:
+                state.log_history[-1].update(report)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Give the model back as it was."""
+        if self._session is not None:
+            self._session.end()
+            self._session = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: the plan."""
+        return {"args": {}, "attributes": {"planned": self.planned}}
+
+    def _configs(self) -> Configs | None:
+        if self.planned is None:
+            return self.config
+        return {name: None if fields is None else SketchConfig(**fields) for name, fields in self.planned.items()}
+
+    def _restored(self, state: TrainerState) -> dict[str, dict[str, Any] | None] | None:
+        """Return the plan of the checkpoint that training resumes from, if there is one."""
+        saved = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
+        saved = saved[-1] if isinstance(saved, list) else saved
+        return saved["attributes"]["planned"] if saved else None
+
+    def _plan(self, model: nn.Module, dataloader: Any, args: TrainingArguments) -> dict[str, dict[str, Any] | None]:
+        assert self.budget is not None
+        batch = _first_batch(dataloader, args.per_device_train_batch_size, next(model.parameters()).device)
+        config = self.config if isinstance(self.config, SketchConfig) else None
+        planned: Mapping[str, SketchConfig | None] = plan(model, budget=self.budget, config=config, **batch)
+        return {name: None if chosen is None else asdict(chosen) for name, chosen in planned.items()}
+
+
+def _first_batch(dataloader: Any, size: int, device: torch.device) -> dict[str, Any]:
+    """Return the first ``size`` samples as a batch, without a step of the sampler or of a random generator."""
+    with torch.random.fork_rng(devices=[]):
+        batch = dataloader.collate_fn(list(itertools.islice(iter(dataloader.dataset), size)))
+    return dict(tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), dict(batch)))
+
+
+def _before_the_loggers(callback: TrainerCallback) -> None:
+    """Move a callback to the front of its handler's list, so that what it adds to a log reaches every logger.
+
+    The handler that is calling is found on the stack: an event brings everything with it but its sender.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        handler = frame.f_locals.get("self")
+        if isinstance(handler, CallbackHandler) and callback in handler.callbacks:
+            handler.callbacks.remove(callback)
+            handler.callbacks.insert(0, callback)
+            return

@@ -1,0 +1,140 @@
+"""The callback for Lightning: converts, logs, restores."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import lightning.pytorch as lightning
+    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from backsketch import SketchConfig, sketch_, summary
+from backsketch.integrations.lightning import SketchCallback
+
+CONFIG = SketchConfig(ratio=0.25)
+ROWS, FEATURES, STEPS = 32, 8, 6
+
+pytestmark = [  # Lightning warns of what this small a run has not
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*"),
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec.*"),
+    pytest.mark.filterwarnings("ignore:.*exists and is not empty.*"),
+    pytest.mark.filterwarnings("ignore:.*GPU available but not used.*"),
+    pytest.mark.filterwarnings("ignore:.*The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+class Regression(lightning.LightningModule):
+    def __init__(self, compiled=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))
+        if compiled:
+            self.net = torch.compile(self.net, backend="aot_eager")
+        self.sketched = set()
+        self.fail = False
+
+    def training_step(self, batch, index):
+        if self.fail:
+            raise RuntimeError("broken off")
+        self.sketched.add(len(summary(self).sketched))
+        x, y = batch
+        return nn.functional.mse_loss(self.net(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def data():
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(ROWS * STEPS, FEATURES, generator=generator), torch.randn(ROWS * STEPS, 1, generator=generator)
+    return DataLoader(TensorDataset(x, y), batch_size=ROWS)
+
+
+def fit(folder, module, callback, logger=None, **options):
+    settings = {"accelerator": "cpu", "max_epochs": 1, "log_every_n_steps": 2, "enable_progress_bar": False, **options}
+    callbacks = [] if callback is None else [callback]
+    trainer = lightning.Trainer(
+        default_root_dir=folder, logger=logger or False, callbacks=callbacks, enable_model_summary=False, **settings
+    )
+    torch.manual_seed(5)
+    trainer.fit(module, data())
+    return trainer
+
+
+def weights_of(module):
+    return [parameter.detach().clone() for parameter in module.parameters()]
+
+
+def same(first, second):
+    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_it_converts_for_the_fit_and_changes_nothing_else(tmp_path):
+    module, by_hand, exact = Regression(), Regression(), Regression()
+    trainer = fit(tmp_path, module, SketchCallback(CONFIG))
+    assert module.sketched == {2}
+    assert not summary(module).sketched
+    sketch_(by_hand, CONFIG)
+    fit(tmp_path, by_hand, None)
+    fit(tmp_path, exact, None)
+    assert same(weights_of(module), weights_of(by_hand))
+    assert not same(weights_of(module), weights_of(exact))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    loaded = Regression.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True)
+    assert same(weights_of(module), weights_of(loaded))
+
+
+def test_loggers_get_kept_bytes_and_noise(tmp_path):
+    csv, board = CSVLogger(tmp_path), TensorBoardLogger(tmp_path)
+    fit(tmp_path, Regression(), SketchCallback(CONFIG, noise_every=1), [csv, board])
+    csv.save()
+    board.finalize("success")
+    events = EventAccumulator(board.log_dir)
+    events.Reload()
+    for name in ("kept_bytes", "noise", "noise/net.0", "noise/net.3"):
+        shown = events.Scalars(f"backsketch/{name}")
+        assert [event.step for event in shown] == [2, 4, 6]
+        assert all(event.value > 0 for event in shown)
+        assert f"backsketch/{name}" in csv.experiment.metrics_keys
+
+
+def test_kept_bytes_fall_with_the_ratio_and_micro_batches_report_once(tmp_path):
+    kept = []
+    for ratio in (1.0, 0.1):
+        logger = TensorBoardLogger(tmp_path / str(ratio))
+        callback = SketchCallback(SketchConfig(ratio=ratio))
+        fit(tmp_path, Regression(), callback, [logger], accumulate_grad_batches=2, log_every_n_steps=1)
+        logger.finalize("success")
+        events = EventAccumulator(logger.log_dir)
+        events.Reload()
+        kept.append([event.value for event in events.Scalars("backsketch/kept_bytes")])
+    assert len(kept[0]) == STEPS // 2
+    assert all(one < 0.9 * other for one, other in zip(kept[1], kept[0], strict=True))
+
+
+def test_a_compiled_net_and_mixed_precision(tmp_path):
+    torch._dynamo.reset()
+    module = Regression(compiled=True)
+    fit(tmp_path, module, SketchCallback(CONFIG))
+    assert module.sketched == {2}
+    assert not summary(module).sketched
+    fit(tmp_path, Regression(), SketchCallback(CONFIG), precision="bf16-mixed")
+
+
+def test_a_fit_that_breaks_off_leaves_the_module_as_it_was(tmp_path):
+    module = Regression()
+    module.fail = True
+    with pytest.raises(RuntimeError, match="broken off"):
+        fit(tmp_path, module, SketchCallback(CONFIG))
+    assert not summary(module).sketched
+    with pytest.raises(ValueError, match="noise_every must be a positive integer or None, got True"):
+        SketchCallback(noise_every=True)

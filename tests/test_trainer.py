@@ -1,0 +1,228 @@
+"""The callback for transformers' Trainer: converts, logs, restores, resumes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from transformers import BertForSequenceClassification, TrainerCallback
+
+from backsketch import SketchConfig, saved_memory, sketch_, summary
+from backsketch.integrations.peak import PeakKept
+from backsketch.integrations.transformers import SketchCallback
+from training import STEPS, Sentences, make_model, make_trainer, train
+
+CONFIG = SketchConfig(ratio=0.25)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning"),
+]
+
+
+class Watch(TrainerCallback):
+    """Count sketched layers while training, and stop or break off after a number of steps."""
+
+    def __init__(self, stop=None, fail=None):
+        self.stop, self.fail, self.sketched = stop, fail, set()
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        self.sketched.add(len(summary(model).sketched))
+        if state.global_step == self.fail:
+            raise RuntimeError("broken off")
+        if state.global_step == self.stop:
+            control.should_training_stop = True
+
+
+def weights_of(model):
+    return dict(model.state_dict())
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def logged(trainer, name):
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def test_it_converts_for_the_run_and_changes_nothing_else(tmp_path):
+    watch = Watch()
+    trainer = train(tmp_path, others=[watch])
+    assert watch.sketched == {14}
+    assert not summary(trainer.model).sketched
+    assert not trainer.model._forward_pre_hooks
+    assert weights_of(trainer.model).keys() == weights_of(make_model()).keys()
+    saved = BertForSequenceClassification.from_pretrained(tmp_path / f"checkpoint-{STEPS}")
+    assert same(weights_of(saved), weights_of(trainer.model))
+
+
+def test_the_run_is_that_of_a_model_converted_by_hand(tmp_path):
+    by_callback = train(tmp_path / "callback", SketchCallback(CONFIG))
+    by_hand = make_trainer(tmp_path / "hand", TrainerCallback())
+    sketch_(by_hand.model, CONFIG)
+    by_hand.train()
+    exact = train(tmp_path / "exact", TrainerCallback())
+    assert same(weights_of(by_callback.model), weights_of(by_hand.model))
+    assert not same(weights_of(by_callback.model), weights_of(exact.model))
+
+
+def test_layers_converted_before_are_so_again_after(tmp_path):
+    trainer = make_trainer(tmp_path, SketchCallback(CONFIG))
+    earlier = SketchConfig(ratio=0.5)
+    sketch_(trainer.model, {"classifier": earlier})
+    trainer.train()
+    assert [layer.name for layer in summary(trainer.model).sketched] == ["classifier"]
+    assert trainer.model.classifier.config == earlier
+
+
+def test_a_mapping_and_where_choose_the_layers(tmp_path):
+    watch = Watch()
+    train(tmp_path, SketchCallback({"*query": CONFIG, "*key": CONFIG}), others=[watch])
+    train(tmp_path, SketchCallback(CONFIG, where=lambda name, layer: name.endswith("value")), others=[watch])
+    assert watch.sketched == {4, 2}
+
+
+def test_tensorboard_shows_kept_bytes_and_noise(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "logs"))
+    trainer = train(tmp_path, SketchCallback(CONFIG, noise_every=1), report_to=["tensorboard"])
+    events = EventAccumulator(str(tmp_path / "logs"))
+    events.Reload()
+    layer = "bert.encoder.layer.0.attention.self.query"
+    for name in ("kept_bytes", "noise", f"noise/{layer}"):
+        shown = [event.value for event in events.Scalars(f"train/backsketch/{name}")]
+        assert shown == pytest.approx(logged(trainer, f"backsketch/{name}"))
+        assert len(shown) == STEPS // 2
+        assert all(value > 0 for value in shown)
+
+
+def test_watching_the_noise_does_not_change_the_run(tmp_path):
+    plain, watched = (train(tmp_path / str(every), SketchCallback(CONFIG, noise_every=every)) for every in (None, 2))
+    assert same(weights_of(plain.model), weights_of(watched.model))
+    assert not logged(plain, "backsketch/noise")
+
+
+def test_kept_bytes_fall_with_the_ratio(tmp_path):
+    exact, tenth = (
+        logged(train(tmp_path, SketchCallback(SketchConfig(ratio=ratio))), "backsketch/kept_bytes")
+        for ratio in (1.0, 0.1)
+    )
+    assert len(exact) == STEPS // 2
+    assert all(one < 0.9 * other for one, other in zip(tenth, exact, strict=True))
+
+
+def test_the_peak_kept_is_what_is_held_when_forward_ends():
+    model = sketch_(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)), CONFIG)
+    x = torch.randn(40, 8)
+    with saved_memory(model) as saved:
+        out = model(x)
+    expected = saved.activations
+    with PeakKept(model) as peak:
+        for _ in range(3):
+            model(x).sum().backward()
+    assert peak.bytes == expected
+    assert peak._now == 0
+    del out
+
+
+@pytest.mark.parametrize("callback", [lambda: SketchCallback(CONFIG), lambda: SketchCallback(budget="40%")])
+def test_a_resumed_run_ends_with_the_weights_of_one_that_was_not_interrupted(tmp_path, callback):
+    whole = train(tmp_path / "whole", callback())
+    train(tmp_path / "parts", callback(), others=[Watch(stop=STEPS // 2)])
+    resumed = train(tmp_path / "parts", callback(), resume=True)
+    assert resumed.state.global_step == STEPS
+    assert same(weights_of(whole.model), weights_of(resumed.model))
+
+
+def test_a_budget_is_planned_once_and_saved_with_the_checkpoint(tmp_path):
+    callback = SketchCallback(budget="40%")
+    trainer = train(tmp_path, callback)
+    state = json.loads((tmp_path / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())
+    assert state["stateful_callbacks"]["SketchCallback"]["attributes"]["planned"] == callback.planned
+    chosen = {(fields["ratio"], fields["bits"]) for fields in callback.planned.values() if fields is not None}
+    assert len(chosen) > 1
+    exact = logged(train(tmp_path, SketchCallback(SketchConfig(ratio=1.0))), "backsketch/kept_bytes")
+    assert logged(trainer, "backsketch/kept_bytes")[0] < exact[0]
+
+
+def test_a_resumed_run_takes_the_plan_of_its_checkpoint(tmp_path):
+    train(tmp_path, SketchCallback(budget="40%"), others=[Watch(stop=STEPS // 2)])
+    path = tmp_path / f"checkpoint-{STEPS // 2}" / "trainer_state.json"
+    state = json.loads(path.read_text())
+    planned = state["stateful_callbacks"]["SketchCallback"]["attributes"]["planned"]
+    next(fields for fields in planned.values() if fields is not None)["ratio"] = 0.07
+    path.write_text(json.dumps(state))
+    resumed = SketchCallback(budget="40%")
+    train(tmp_path, resumed, resume=True)
+    assert resumed.planned == planned
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_gives_the_same_run(tmp_path, reentrant):
+    plain = train(tmp_path / "plain", padded=not reentrant)  # reentrant recomputation does not see the mask
+    options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+    checkpointed = train(tmp_path / "checkpointed", padded=not reentrant, **options)
+    assert same(weights_of(plain.model), weights_of(checkpointed.model))
+    assert max(logged(checkpointed, "backsketch/kept_bytes")) < min(logged(plain, "backsketch/kept_bytes"))
+
+
+def test_mixed_precision_and_accumulation(tmp_path):
+    full = train(tmp_path, gradient_accumulation_steps=2)
+    half = train(tmp_path, gradient_accumulation_steps=2, bf16=True)
+    assert logged(half, "backsketch/kept_bytes")[0] < 0.85 * logged(full, "backsketch/kept_bytes")[0]
+    assert logged(half, "loss") == pytest.approx(logged(full, "loss"), rel=0.02)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_torch_compile_keeps_sketches_too(tmp_path):
+    torch._dynamo.reset()
+    compiled = {"torch_compile": True, "torch_compile_backend": "aot_eager", "max_steps": 2}
+    watch = Watch()
+    tenth = train(tmp_path, SketchCallback(SketchConfig(ratio=0.1)), others=[watch], **compiled)
+    torch._dynamo.reset()
+    exact = train(tmp_path, SketchCallback(SketchConfig(ratio=1.0)), **compiled)
+    assert watch.sketched == {14}
+    assert not summary(tenth.model).sketched
+    assert logged(tenth, "backsketch/kept_bytes")[0] < 0.9 * logged(exact, "backsketch/kept_bytes")[0]
+    with pytest.raises(ValueError, match="noise_every must be None with torch_compile"):
+        train(tmp_path, SketchCallback(noise_every=1), **compiled)
+
+
+def test_a_run_that_broke_off_can_be_started_again(tmp_path):
+    callback = SketchCallback(CONFIG)
+    trainer = make_trainer(tmp_path, callback, others=[Watch(fail=1)])
+    with pytest.raises(RuntimeError, match="broken off"):
+        trainer.train()
+    trainer.callback_handler.callbacks[-1].fail = None
+    trainer.remove_callback(Watch)
+    trainer.train()
+    assert not summary(trainer.model).sketched
+    assert type(trainer.model.classifier) is nn.Linear
+
+
+def test_arguments_are_checked_before_training():
+    with pytest.raises(ValueError, match="noise_every must be a positive integer or None, got 0"):
+        SketchCallback(noise_every=0)
+    with pytest.raises(ValueError, match="single SketchConfig when budget"):
+        SketchCallback({"*": CONFIG}, budget="50%")
+
+
+def test_the_data_are_padded_or_masks_would_not_be_tested():
+    assert 0 < Sentences()[0]["attention_mask"].float().mean() < 1
+
+
+def test_accelerate_launch(tmp_path):
+    # --multi_gpu is accelerate's name for "one process a device, by torchrun"; the script itself asks for the CPU.
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    worker = Path(__file__).parent / "workers" / "trainer.py"
+    command = [*launcher, "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", str(worker)]
+    run = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=240, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert first["world"] == 2
+    assert same(first["weights"], second["weights"])
+    assert any("backsketch/kept_bytes" in entry for entry in first["log"])
