@@ -6,6 +6,9 @@ import math
 import warnings
 from typing import Any
 
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
 from .tasks import ACCURACY, F1, MATTHEWS, PEARSON, SPEARMAN, Task
 
 
@@ -21,32 +24,22 @@ def evaluate(task: Task, outputs: Any, labels: Any) -> dict[str, float]:
 
 
 def _accuracy(labels: Any, predicted: Any) -> float:
-    from sklearn.metrics import accuracy_score
-
     return float(accuracy_score(labels, predicted))
 
 
 def _f1(labels: Any, predicted: Any) -> float:
-    from sklearn.metrics import f1_score
-
     return float(f1_score(labels, predicted, zero_division=0))
 
 
 def _matthews(labels: Any, predicted: Any) -> float:
-    from sklearn.metrics import matthews_corrcoef
-
     return float(matthews_corrcoef(labels, predicted))
 
 
 def _pearson(labels: Any, predicted: Any) -> float:
-    from scipy.stats import pearsonr
-
     return _defined(pearsonr, labels, predicted)
 
 
 def _spearman(labels: Any, predicted: Any) -> float:
-    from scipy.stats import spearmanr
-
     return _defined(spearmanr, labels, predicted)
 
 
