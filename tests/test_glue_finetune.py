@@ -103,7 +103,7 @@ def test_an_easy_task_is_learned(place, tmp_path):
 def test_exact_training_keeps_more_and_adds_no_noise(place, tmp_path):
     exact = finetune(settings(place, config=None), tmp_path / "exact")["results"]
     sketched = finetune(settings(place, config=SketchConfig(ratio=0.1)), tmp_path / "sketched")["results"]
-    assert exact["noise"] == {"curve": [], "layers": {}}
+    assert exact["noise"] == {"curve": [], "layers": {}, "records": []}
     assert exact["memory"]["batch_shape"] == sketched["memory"]["batch_shape"]
     assert exact["memory"]["kept_bytes"] > sketched["memory"]["kept_bytes"]
     assert not same(weights(tmp_path / "exact"), weights(tmp_path / "sketched"))
@@ -120,7 +120,7 @@ def test_the_seed_decides_a_run(place, tmp_path):
     ("step", "budget"), [(1, None), (2, None), (4, "40%")], ids=["in an epoch", "at its end", "with a plan"]
 )
 def test_a_stopped_run_continues_as_if_it_had_not_been(step, budget, place, tmp_path):
-    chosen = settings(place, budget=budget)
+    chosen = settings(place, budget=budget, noise_layers=("*.0.output.dense",))
     whole = finetune(chosen, tmp_path / "whole")["results"]
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(Interrupted, match=f"stopped after step {step + 1} of 6"):
@@ -132,6 +132,11 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(step, budget, place, tmp_
     assert same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
     assert parts["curves"] == whole["curves"]
     assert parts["memory"] == whole["memory"]
+    assert parts["planned"] == whole["planned"]
+    assert (budget is None) == (whole["planned"] is None)
+    assert [record["step"] for record in parts["noise"]["records"]] == [1, 2, 3, 4, 5, 6]
+    assert parts["noise"]["records"] == whole["noise"]["records"]
+    assert {"alignment", "sgd_variance", "sketch_variance", "ratio", "bound"} <= whole["noise"]["records"][0].keys()
     assert not list((tmp_path / "parts").glob("checkpoint-*"))
 
 
@@ -154,6 +159,8 @@ def test_layers_can_be_left_out(place, tmp_path):
     assert len(layers) == 6  # five of the first block, and the pooler
     with pytest.raises(ValueError, match=r"exclude: 'colour\*' matches no linear layer"):
         finetune(settings(place, exclude=("colour*",)), tmp_path / "b")
+    with pytest.raises(ValueError, match="noise_layers: 'classifier' matches no sketched layer"):
+        finetune(settings(place, noise_layers=("classifier",)), tmp_path / "b")
     with pytest.raises(ValueError, match="no linear layer to sketch"):
         finetune(settings(place, exclude=("*",)), tmp_path / "c")
 
@@ -173,6 +180,7 @@ def test_fewer_rows_and_no_noise(place, tmp_path):
         ({"max_steps": 0}, "max_steps must be an integer of at least 1, got 0"),
         ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
         ({"config": None, "budget": "10%"}, "budget plans"),
+        ({"config": None, "noise_layers": ("*",)}, "noise_layers needs"),
     ],
 )
 def test_wrong_settings_are_named(change, message):

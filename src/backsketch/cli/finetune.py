@@ -52,6 +52,10 @@ def finetune(
     train_rows: Annotated[int | None, Option(help="A fixed choice of examples.", rich_help_panel=RUN)] = None,
     eval_rows: Annotated[int | None, Option(help="A fixed choice of examples.", rich_help_panel=RUN)] = None,
     noise_every: Annotated[int | None, Option(help="Monitor each so-many-th step.", rich_help_panel=RUN)] = None,
+    noise_layer: Annotated[
+        list[str] | None,
+        Option(help="Glob over layers whose noise is recorded in full; repeatable.", rich_help_panel=RUN),
+    ] = None,
     seed: Annotated[int, Option(help="Of everything random.", rich_help_panel=RUN)] = 0,
     threads: Annotated[int | None, Option(help="Of torch.", rich_help_panel=RUN)] = None,
     out: Annotated[Path | None, Option(help="Directory of the run; by default in runs/.", rich_help_panel=RUN)] = None,
@@ -102,6 +106,7 @@ def finetune(
             train_rows=train_rows,
             eval_rows=eval_rows,
             noise_every=noise_every,
+            noise_layers=tuple(noise_layer or ()),
             seed=seed,
             threads=threads,
             save_model=save_model,
@@ -137,7 +142,7 @@ def _summary(record: dict[str, Any], folder: Path) -> str:
     config = settings["config"]
     lines = [
         ("task", f"{settings['task']}, {settings['model']}, seed {settings['seed']}, {results['steps']} steps"),
-        ("sketch", "none (exact)" if config is None else str(SketchConfig(**config))),
+        ("sketch", "none (exact)" if config is None else _sketch(config, settings["budget"])),
         ("score", ", ".join(f"{name} {value:.4f}" for name, value in results["metrics"].items())),
         ("kept for backward", f"{memory['kept_bytes'] / 2**20:.1f} MiB at batch {_shape(memory['batch_shape'])}"),
         ("peak", f"{memory['peak_bytes'] / 2**20:.1f} MiB at {memory['peak_place']}"),
@@ -146,6 +151,10 @@ def _summary(record: dict[str, Any], folder: Path) -> str:
         ("record", str(folder / "record.json")),
     ]
     return "\n".join(f"{name:18} {text}" for name, text in lines)
+
+
+def _sketch(config: dict[str, Any], budget: str | int | None) -> str:
+    return str(SketchConfig(**config)) if budget is None else f"{config['kind']}, planned for {budget}"
 
 
 def _shape(shape: list[int]) -> str:

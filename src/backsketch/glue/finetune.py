@@ -26,9 +26,10 @@ from ..conversion import Configs
 from ..integrations.transformers import SketchCallback
 from ..results import write_record, write_whole
 from .curves import curves, most_kept, noise
-from .folder import LOG, RECORD, forget_checkpoints, open_folder, write_settings
+from .folder import LOG, NOISE, RECORD, forget_checkpoints, open_folder, write_settings
 from .loading import check_exclude, encode, load
 from .metrics import evaluate
+from .noise_log import NoiseLog
 from .reading import Examples, read_task
 from .settings import Settings
 from .step_memory import step_memory
@@ -101,10 +102,10 @@ class _Run:
             sketch = SketchCallback(
                 settings.config, budget=settings.budget, noise_every=noise_every or None, where=where
             )
+        noise_log = NoiseLog(self.out / NOISE, settings.noise_layers, noise_every) if settings.noise_layers else None
+        sketching = [callback for callback in (sketch, noise_log) if callback is not None]  # conversion first
         clock, stop = Clock(noise_every if sketch else None), StopOnSignal()
-        trainer = self._trainer(
-            steps, [*([sketch] if sketch else []), *_tensorboard(self.out), clock, stop, *callbacks]
-        )
+        trainer = self._trainer(steps, [*sketching, *_tensorboard(self.out), clock, stop, *callbacks])
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
         if progress:
@@ -126,7 +127,8 @@ class _Run:
             "resumed_from_step": None if checkpoint is None else int(checkpoint.rpartition("-")[2]),
             "examples": {"train": len(self.train), "eval": len(self.dev), "skipped": self.train.skipped},
             "curves": learned,
-            "noise": noise(log),
+            "planned": None if sketch is None else sketch.planned,
+            "noise": {**noise(log), "records": [] if noise_log is None else noise_log.records()},
             "memory": {**self._memory(sketch), "most_kept_bytes_while_training": most_kept(log)},
             "throughput": {
                 "step_seconds": seconds,

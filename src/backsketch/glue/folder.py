@@ -10,7 +10,7 @@ from typing import Any
 from ..results import write_whole
 from .settings import Settings
 
-RECORD, SETTINGS, LOG = "record.json", "settings.json", "log.json"
+RECORD, SETTINGS, LOG, NOISE = "record.json", "settings.json", "log.json", "noise.jsonl"
 
 
 def open_folder(settings: Settings, out: Path, overwrite: bool) -> dict[str, Any] | None:
@@ -39,7 +39,7 @@ def write_settings(settings: Settings, out: Path) -> None:
 
 def clear(out: Path) -> None:
     """Remove what a run wrote to ``out``, and nothing else."""
-    for name in (RECORD, SETTINGS, LOG):
+    for name in (RECORD, SETTINGS, LOG, NOISE):
         (out / name).unlink(missing_ok=True)
     for name in ("tensorboard", "model"):
         shutil.rmtree(out / name, ignore_errors=True)

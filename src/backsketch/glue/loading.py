@@ -39,6 +39,9 @@ def check_exclude(settings: Settings, model: nn.Module) -> None:
     for glob in settings.exclude or ():
         if not any(fnmatchcase(name, glob) for name in layers):
             raise ValueError(f"exclude: {glob!r} matches no linear layer of the model; one of them is {layers[0]!r}")
+    for glob in settings.noise_layers:
+        if not any(fnmatchcase(name, glob) and not settings.excluded(name) for name in layers):
+            raise ValueError(f"noise_layers: {glob!r} matches no sketched layer; the model has {layers[0]!r}")
     if settings.config is not None and all(settings.excluded(name) for name in layers):
         raise ValueError("exclude leaves no linear layer to sketch")
 

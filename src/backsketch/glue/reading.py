@@ -112,7 +112,7 @@ def _from_hub(task: Task, split: str) -> Examples:
         rows = load_dataset(HUB, task.hub, split=split)
     except Exception as error:  # whatever the hub client raises, the user's way out is the same
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{task.name} could not be read from the hub ({reason}); data reads local files") from error
+        raise ValueError(f"{task.name} could not be read from the hub ({reason}); data can name local files") from error
     texts = [tuple(row) for row in zip(*(rows[column] for column in task.hub_texts), strict=True)]
     kind = float if task.regression else int
     return Examples(texts, [kind(label) for label in rows["label"]])

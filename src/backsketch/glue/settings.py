@@ -34,6 +34,7 @@ class Settings:
         max_steps: stop after so many steps; the schedule of the learning rate is then that of a run so long.
         train_rows, eval_rows: a fixed choice of so many examples.
         noise_every: monitor the noise of each so-many-th step; None about fifty times a run, 0 never.
+        noise_layers: globs over the names of layers whose noise is logged in all its components.
         threads: of torch; None leaves them.
         save_model: keep the trained model in ``out/model``.
     """
@@ -49,6 +50,7 @@ class Settings:
     train_rows: int | None = None
     eval_rows: int | None = None
     noise_every: int | None = None
+    noise_layers: tuple[str, ...] = ()
     seed: int = 0
     threads: int | None = None
     save_model: bool = False
@@ -60,6 +62,8 @@ class Settings:
             object.__setattr__(self, "recipe", recipe_for(task))
         if self.budget is not None and self.config is None:
             raise ValueError("budget plans what layers keep, and config=None keeps everything: give one of them")
+        if self.noise_layers and (self.config is None or self.noise_every == 0):
+            raise ValueError("noise_layers needs sketched layers and their monitor: no config=None, no noise_every=0")
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < least):
@@ -91,6 +95,7 @@ class Settings:
             **asdict(self),
             "model": Path(self.model).name if Path(self.model).is_dir() else self.model,
             "data": "hub" if self.data is None else Path(self.data).name,
+            "noise_layers": list(self.noise_layers),
             "exclude": list(HEADS if self.exclude is None else self.exclude),
         }
 
