@@ -32,6 +32,8 @@ def sketched_linear(
     """
     if torch._C._are_functorch_transforms_active():
         check_forward(weight)
+        if not weight.requires_grad:
+            return F.linear(x, weight, bias)
     # Drawn also where it is not needed: reentrant checkpointing runs under no_grad first, where even the weight may
     # seem not to be trained, and must then draw as many random numbers as when it runs again.
     seed = None if torch.compiler.is_compiling() else draw_seed()

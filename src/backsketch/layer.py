@@ -40,8 +40,13 @@ class SketchedLinear(nn.Linear):
 
 
 def trains(layer: nn.Module) -> bool:
-    """Tell whether a layer has anything to train, the same with gradients on and off, as checkpointing needs it."""
-    return any(parameter is not None and parameter.requires_grad for parameter in layer._parameters.values())
+    """Tell whether a layer has anything to train, the same with gradients on and off, as checkpointing needs it.
+
+    Inside a torch.func transform the parameters do not tell; sketched_linear finds out there.
+    """
+    return torch._C._are_functorch_transforms_active() or any(
+        parameter is not None and parameter.requires_grad for parameter in layer._parameters.values()
+    )
 
 
 def check_config(config: Any) -> SketchConfig:
