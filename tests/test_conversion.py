@@ -51,6 +51,10 @@ def test_without_a_config_it_takes_the_recommended_one():
     assert set(configs(sketch_(mlp())).values()) == {SketchConfig.recommended()}
 
 
+def test_a_pattern_is_not_unused_because_where_says_no():
+    sketch_(mlp(), {"0": CONFIG, "2.*": CONFIG}, where=lambda name, module: name == "0")
+
+
 def test_where_chooses_layers():
     model = sketch_(mlp(), CONFIG, where=lambda name, module: module.out_features == 8)
     assert set(configs(model)) == {"0", "2.0"}

@@ -53,10 +53,10 @@ def sketch_(
     for name, module in model.named_modules():
         if (twin := sketched_type(module)) is None:
             continue
+        chosen, reason = rules.match(name)
         if where is not None and not where(name, module):
             _leave(module, "where() returned False")
             continue
-        chosen, reason = rules.match(name)
         if name in unpaid:
             chosen, reason = None, unpaid[name]
         if chosen is not None:

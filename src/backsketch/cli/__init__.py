@@ -1,0 +1,31 @@
+"""The command line: one file a command; a user's mistake is one line and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from .problems import Problem
+
+STOPPED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    try:
+        from .app import run
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        return _say(Problem(f"the command line needs {error.name}: pip install 'backsketch[cli]'", code=1))
+    try:
+        return run(sys.argv[1:] if arguments is None else list(arguments))
+    except Problem as problem:
+        return _say(problem)
+    except KeyboardInterrupt:
+        return _say(Problem("stopped", code=STOPPED))
+
+
+def _say(problem: Problem) -> int:
+    print(f"backsketch: {problem}", file=sys.stderr)
+    return problem.code

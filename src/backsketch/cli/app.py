@@ -1,0 +1,57 @@
+"""The typer application: its commands, and its errors as Problems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from .. import __version__
+from .finetune import finetune
+from .problems import Problem
+
+try:
+    from typer import _click as click  # newer versions bring their own
+except ImportError:
+    import click  # type: ignore[no-redef]
+
+app = typer.Typer(
+    name="backsketch",
+    help="Train linear layers from a random sketch of their input.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(finetune)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command; a wrong argument becomes a Problem."""
+    try:
+        code: Any = app(list(arguments), prog_name="backsketch", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as help_text:
+        print(help_text.format_message())
+        return 2
+    except click.exceptions.UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else "backsketch"
+        raise Problem(f"{error.format_message()} ({command} --help tells more)") from error
+    except click.exceptions.ClickException as error:
+        raise Problem(error.format_message(), code=error.exit_code) from error
+    except typer.Abort as error:
+        raise KeyboardInterrupt from error
+    return code if isinstance(code, int) else 0
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"backsketch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    """Train linear layers from a random sketch of their input."""

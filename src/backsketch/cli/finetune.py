@@ -1,0 +1,161 @@
+"""``backsketch finetune``: fine-tune a pretrained model on a GLUE task, sketched or exact, and write a record."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from ..config import SketchConfig
+from .problems import Problem, need, users_mistakes
+
+STOPPED = 130
+
+SKETCH, RECIPE, RUN = "What layers keep", "Recipe (by default the paper's for the task)", "The run"
+
+
+def finetune(
+    task: Annotated[
+        str, Option(help="CoLA, MNLI (-matched, -mismatched), MRPC, QNLI, QQP, RTE, SST-2, STS-B or WNLI.")
+    ],
+    model: Annotated[str, Option(help="A name on the hub, or a directory.")] = "roberta-base",
+    data: Annotated[Path | None, Option(help="A directory in GLUE's file layout. By default from the hub.")] = None,
+    kind: Annotated[str | None, Option(help="Kind of sketch.", rich_help_panel=SKETCH)] = None,
+    ratio: Annotated[float | None, Option(help="Share of the rows kept.", rich_help_panel=SKETCH)] = None,
+    dim: Annotated[int | None, Option(help="Rows kept, instead of a ratio.", rich_help_panel=SKETCH)] = None,
+    bits: Annotated[int | None, Option(help="Store kept rows in 8, 4 or 2 bits.", rich_help_panel=SKETCH)] = None,
+    block: Annotated[int | None, Option(help="Rows a block.", rich_help_panel=SKETCH)] = None,
+    center: Annotated[bool, Option("--center", help="Keep the mean exactly.", rich_help_panel=SKETCH)] = False,
+    budget: Annotated[
+        str | None, Option(help="Plan each layer for this share (20%) or bytes.", rich_help_panel=SKETCH)
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        Option(help="Glob over layers left exact; repeatable. By default the heads.", rich_help_panel=SKETCH),
+    ] = None,
+    exact: Annotated[bool, Option("--exact", help="Train without sketches.", rich_help_panel=SKETCH)] = False,
+    epochs: Annotated[int | None, Option(help="10.", rich_help_panel=RECIPE)] = None,
+    batch_size: Annotated[int | None, Option(help="16 or 32.", rich_help_panel=RECIPE)] = None,
+    learning_rate: Annotated[float | None, Option(help="1e-5 or 2e-5.", rich_help_panel=RECIPE)] = None,
+    warmup: Annotated[float | None, Option(help="Share of the steps: 0.06.", rich_help_panel=RECIPE)] = None,
+    power: Annotated[float | None, Option(help="Of the decay: 1.", rich_help_panel=RECIPE)] = None,
+    beta1: Annotated[float | None, Option(help="Of AdamW: 0.9.", rich_help_panel=RECIPE)] = None,
+    beta2: Annotated[float | None, Option(help="Of AdamW: 0.98.", rich_help_panel=RECIPE)] = None,
+    epsilon: Annotated[float | None, Option(help="Of AdamW: 1e-6.", rich_help_panel=RECIPE)] = None,
+    weight_decay: Annotated[float | None, Option(help="0.1.", rich_help_panel=RECIPE)] = None,
+    clip: Annotated[float | None, Option(help="Largest gradient norm; 0 is none.", rich_help_panel=RECIPE)] = None,
+    max_length: Annotated[int | None, Option(help="Tokens: 512.", rich_help_panel=RECIPE)] = None,
+    max_steps: Annotated[int | None, Option(help="Train so many steps instead.", rich_help_panel=RUN)] = None,
+    train_rows: Annotated[int | None, Option(help="A fixed choice of examples.", rich_help_panel=RUN)] = None,
+    eval_rows: Annotated[int | None, Option(help="A fixed choice of examples.", rich_help_panel=RUN)] = None,
+    noise_every: Annotated[int | None, Option(help="Monitor each so-many-th step.", rich_help_panel=RUN)] = None,
+    noise_layer: Annotated[
+        list[str] | None,
+        Option(help="Glob over layers whose noise is recorded in full; repeatable.", rich_help_panel=RUN),
+    ] = None,
+    seed: Annotated[int, Option(help="Of everything random.", rich_help_panel=RUN)] = 0,
+    threads: Annotated[int | None, Option(help="Of torch.", rich_help_panel=RUN)] = None,
+    out: Annotated[Path | None, Option(help="Directory of the run; by default in runs/.", rich_help_panel=RUN)] = None,
+    overwrite: Annotated[bool, Option("--overwrite", help="Begin again in --out.", rich_help_panel=RUN)] = False,
+    save_model: Annotated[bool, Option("--save-model", help="Keep the model.", rich_help_panel=RUN)] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the record, and nothing else.", rich_help_panel=RUN)] = False,
+) -> int:
+    """Fine-tune a pretrained model on a GLUE task, sketched or exact, and write a record.
+
+    Example: backsketch finetune --task cola --model roberta-base --ratio 0.1
+
+    The same command continues a run that was stopped, and shows the result of one that was finished.
+    """
+    shape: dict[str, Any] = {
+        "kind": kind,
+        "ratio": ratio,
+        "dim": dim,
+        "bits": bits,
+        "block": block,
+        "center": center or None,
+    }
+    given = {name: value for name, value in shape.items() if value is not None}
+    if exact and (given or budget is not None or exclude):
+        clash = ", ".join(
+            f"--{name}" for name in [*given, *(["budget"] if budget else []), *(["exclude"] * bool(exclude))]
+        )
+        raise Problem(f"--exact keeps everything: it excludes {clash}")
+    from ..glue.recipe import recipe_for
+    from ..glue.settings import Settings
+    from ..glue.tasks import find_task
+
+    with users_mistakes():
+        config = SketchConfig(**given) if given else SketchConfig.recommended()
+        changes = {
+            "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "warmup": warmup,
+            "power": power, "beta1": beta1, "beta2": beta2, "epsilon": epsilon, "weight_decay": weight_decay,
+            "clip": clip, "max_length": max_length,
+        }  # fmt: skip
+        settings = Settings(
+            task=task,
+            model=model,
+            data=data,
+            config=None if exact else config,
+            budget=_budget(budget),
+            exclude=None if exclude is None else tuple(glob for glob in exclude if glob),
+            recipe=recipe_for(find_task(task), **changes),
+            max_steps=max_steps,
+            train_rows=train_rows,
+            eval_rows=eval_rows,
+            noise_every=noise_every,
+            noise_layers=tuple(noise_layer or ()),
+            seed=seed,
+            threads=threads,
+            save_model=save_model,
+        )
+    folder = Path("runs") / settings.slug() if out is None else out
+    need("transformers", "transformers", "accelerate", "sklearn", "scipy")
+    from ..glue.finetune import Interrupted, prepare
+
+    with users_mistakes():
+        run = prepare(settings, folder, overwrite=overwrite)
+    try:
+        record = run(progress=not as_json)
+    except Interrupted as stopped:
+        raise Problem(str(stopped), code=STOPPED) from stopped
+    except ValueError as error:
+        if str(error).startswith("budget must"):  # only the first batch can tell that it is too small
+            raise Problem(str(error)) from error
+        raise
+    print(json.dumps(record, indent=1) if as_json else _summary(record, folder))
+    sys.stdout.flush()
+    return 0
+
+
+def _budget(text: str | None) -> str | int | None:
+    """Return a number of bytes as a number, and a share as it is."""
+    return int(text) if text is not None and text.isdecimal() else text
+
+
+def _summary(record: dict[str, Any], folder: Path) -> str:
+    settings, results = record["settings"], record["results"]
+    memory, speed = results["memory"], results["throughput"]["samples_per_second"]
+    noise = [point["ratio"] for point in results["noise"]["curve"] if point["ratio"] is not None]
+    config = settings["config"]
+    lines = [
+        ("task", f"{settings['task']}, {settings['model']}, seed {settings['seed']}, {results['steps']} steps"),
+        ("sketch", "none (exact)" if config is None else _sketch(config, settings["budget"])),
+        ("score", ", ".join(f"{name} {value:.4f}" for name, value in results["metrics"].items())),
+        ("kept for backward", f"{memory['kept_bytes'] / 2**20:.1f} MiB at batch {_shape(memory['batch_shape'])}"),
+        ("peak", f"{memory['peak_bytes'] / 2**20:.1f} MiB at {memory['peak_place']}"),
+        ("added noise", f"{sum(noise) / len(noise):.2f} × the gradient's own" if noise else "none measured"),
+        ("speed", "not measured" if speed is None else f"{speed:.1f} samples/s"),
+        ("record", str(folder / "record.json")),
+    ]
+    return "\n".join(f"{name:18} {text}" for name, text in lines)
+
+
+def _sketch(config: dict[str, Any], budget: str | int | None) -> str:
+    return str(SketchConfig(**config)) if budget is None else f"{config['kind']}, planned for {budget}"
+
+
+def _shape(shape: list[int]) -> str:
+    return " × ".join(map(str, shape))

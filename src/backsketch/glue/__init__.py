@@ -1,0 +1,1 @@
+"""GLUE: its tasks, files and metrics, and fine-tuning on them by the paper's recipe."""

@@ -1,0 +1,214 @@
+"""finetune: one run on a GLUE task, from its settings to its record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    DataCollatorWithPadding,
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.trainer_utils import get_last_checkpoint
+
+from ..config import SketchConfig
+from ..conversion import Configs
+from ..integrations.transformers import SketchCallback
+from ..results import write_record, write_whole
+from .curves import curves, most_kept, noise
+from .folder import LOG, NOISE, RECORD, forget_checkpoints, open_folder, write_settings
+from .loading import check_exclude, encode, load
+from .metrics import evaluate
+from .noise_log import NoiseLog
+from .reading import Examples, read_task
+from .settings import Settings
+from .step_memory import step_memory
+from .watch import Clock, Progress, StopOnSignal
+
+_PACKAGES = ("transformers", "accelerate", "numpy", "scikit-learn", "scipy")
+_LOGS, _NOISE_LOGS = 200, 50
+
+
+class Interrupted(Exception):  # noqa: N818 (not an error: the run was asked to stop)
+    """A run was stopped and can be continued."""
+
+
+def finetune(
+    settings: Settings,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    progress: bool = False,
+    callbacks: tuple[TrainerCallback, ...] = (),
+) -> dict[str, Any]:
+    """Fine-tune, write ``out/record.json``, and return the record.
+
+    The same settings with the same ``out`` continue a run that was stopped, step for step as if it had not been, and
+    return the record of one that was finished.
+
+    Args:
+        overwrite: forget what is in ``out`` and begin again.
+        progress: show a bar on stderr.
+        callbacks: further callbacks for the Trainer.
+    """
+    return prepare(settings, out, overwrite=overwrite)(progress=progress, callbacks=callbacks)
+
+
+def prepare(settings: Settings, out: Path, *, overwrite: bool = False) -> Callable[..., dict[str, Any]]:
+    """Read and load all that a run needs, and return what runs it. Every mistake of a user is a ValueError here."""
+    finished = open_folder(settings, out, overwrite)
+    if finished is not None:
+        return lambda **_: finished
+    task = settings.the_task
+    train, dev = read_task(task, settings.data)
+    train, dev = train.subset(settings.train_rows), dev.subset(settings.eval_rows)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    set_seed(settings.seed)
+    model, tokenizer = load(settings)
+    check_exclude(settings, model)
+    return _Run(settings, out, model, tokenizer, train, dev)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run with everything loaded."""
+
+    settings: Settings
+    out: Path
+    model: nn.Module
+    tokenizer: Any
+    train: Examples
+    dev: Examples
+
+    def __call__(self, *, progress: bool = False, callbacks: tuple[TrainerCallback, ...] = ()) -> dict[str, Any]:
+        settings, task = self.settings, self.settings.the_task
+        write_settings(settings, self.out)
+        steps = settings.max_steps or settings.the_recipe.steps(len(self.train))
+        noise_every = max(1, steps // _NOISE_LOGS) if settings.noise_every is None else settings.noise_every
+        sketch = None
+        if settings.config is not None:
+            where = lambda name, module: not settings.excluded(name)  # noqa: E731
+            sketch = SketchCallback(
+                settings.config, budget=settings.budget, noise_every=noise_every or None, where=where
+            )
+        noise_log = NoiseLog(self.out / NOISE, settings.noise_layers, noise_every) if settings.noise_layers else None
+        sketching = [callback for callback in (sketch, noise_log) if callback is not None]  # conversion first
+        clock, stop = Clock(noise_every if sketch else None), StopOnSignal()
+        trainer = self._trainer(steps, [*sketching, *_tensorboard(self.out), clock, stop, *callbacks])
+        trainer.remove_callback(PrinterCallback)
+        trainer.remove_callback(ProgressCallback)
+        if progress:
+            trainer.add_callback(Progress())
+        checkpoint = get_last_checkpoint(str(self.out))
+        with stop:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        log, state = trainer.state.log_history, trainer.state
+        if stop.stopped:
+            raise Interrupted(f"stopped after step {state.global_step} of {steps}; the same command continues")
+        write_whole(self.out / LOG, json.dumps(log, indent=1) + "\n")
+        learned = curves(log, task)
+        seconds = clock.step_seconds()
+        results = {
+            "score": learned["eval"][-1]["score"],
+            "best_score": max(point["score"] for point in learned["eval"]),
+            "metrics": {name: learned["eval"][-1][name] for name in task.metrics},
+            "steps": state.global_step,
+            "resumed_from_step": None if checkpoint is None else int(checkpoint.rpartition("-")[2]),
+            "examples": {"train": len(self.train), "eval": len(self.dev), "skipped": self.train.skipped},
+            "curves": learned,
+            "planned": None if sketch is None else sketch.planned,
+            "noise": {**noise(log), "records": [] if noise_log is None else noise_log.records()},
+            "memory": {**self._memory(sketch), "most_kept_bytes_while_training": most_kept(log)},
+            "throughput": {
+                "step_seconds": seconds,
+                "samples_per_second": settings.the_recipe.batch_size / seconds if seconds else None,
+            },
+        }
+        if settings.save_model:
+            trainer.save_model(str(self.out / "model"))
+        write_record(self.out / RECORD, settings=settings.describe(), results=results, packages=_PACKAGES)
+        forget_checkpoints(self.out)
+        record: dict[str, Any] = json.loads((self.out / RECORD).read_text())
+        return record
+
+    def _trainer(self, steps: int, callbacks: list[TrainerCallback]) -> Trainer:
+        recipe, task = self.settings.the_recipe, self.settings.the_task
+        arguments = TrainingArguments(
+            output_dir=str(self.out),
+            per_device_train_batch_size=recipe.batch_size,
+            per_device_eval_batch_size=64,
+            learning_rate=recipe.learning_rate,
+            num_train_epochs=recipe.epochs,
+            max_steps=self.settings.max_steps or -1,
+            warmup_steps=int(recipe.warmup * steps),
+            lr_scheduler_type="polynomial",
+            lr_scheduler_kwargs={"lr_end": 0.0, "power": recipe.power},
+            adam_beta1=recipe.beta1,
+            adam_beta2=recipe.beta2,
+            adam_epsilon=recipe.epsilon,
+            weight_decay=recipe.weight_decay,
+            optim="adamw_torch_fused",
+            max_grad_norm=recipe.clip,
+            seed=self.settings.seed,
+            eval_strategy="epoch",
+            save_strategy="epoch",
+            save_total_limit=1,
+            logging_steps=max(1, steps // _LOGS),
+            dataloader_pin_memory=torch.cuda.is_available(),
+            disable_tqdm=True,
+            report_to="none",
+            log_level="error",
+        )
+        return Trainer(
+            self.model,
+            arguments,
+            data_collator=DataCollatorWithPadding(self.tokenizer),
+            train_dataset=self._encoded(self.train),
+            eval_dataset=self._encoded(self.dev),
+            compute_metrics=lambda outcome: evaluate(task, _logits(outcome.predictions), outcome.label_ids),
+            callbacks=callbacks,
+        )
+
+    def _encoded(self, examples: Examples) -> list[dict[str, Any]]:
+        return encode(examples, self.model, self.tokenizer, self.settings.the_recipe.max_length)
+
+    def _memory(self, sketch: SketchCallback | None) -> dict[str, Any]:
+        """Measure a step on the longest examples: the batch at which a run peaks."""
+        encoded = sorted(self._encoded(self.train), key=lambda example: -len(example["input_ids"]))
+        batch = DataCollatorWithPadding(self.tokenizer)(encoded[: self.settings.the_recipe.batch_size])
+        configs = None if sketch is None else _configs(sketch)
+        return step_memory(self.model, dict(batch), configs, lambda name, module: not self.settings.excluded(name))
+
+
+def _configs(sketch: SketchCallback) -> Configs | None:
+    """Return what the layers were trained with."""
+    if sketch.planned is None:
+        return sketch.config
+    return {name: None if each is None else SketchConfig(**each) for name, each in sketch.planned.items()}
+
+
+def _tensorboard(out: Path) -> list[TrainerCallback]:
+    """Return what logs for TensorBoard, where that is installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return []
+    from transformers.integrations import TensorBoardCallback
+
+    return [TensorBoardCallback(SummaryWriter(str(out / "tensorboard")))]
+
+
+def _logits(predictions: Any) -> Any:
+    """Return the logits; some models return more beside them."""
+    return predictions[0] if isinstance(predictions, tuple) else predictions

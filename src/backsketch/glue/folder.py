@@ -1,0 +1,52 @@
+"""A run's folder: whether a run was begun there, finished there, and what of it goes when it is over."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ..results import write_whole
+from .settings import Settings
+
+RECORD, SETTINGS, LOG, NOISE = "record.json", "settings.json", "log.json", "noise.jsonl"
+
+
+def open_folder(settings: Settings, out: Path, overwrite: bool) -> dict[str, Any] | None:
+    """Make ``out``, and return the record that is in it already, if there is one of these settings."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out must be a directory, got the file {str(out)!r}")
+    if overwrite:
+        clear(out)
+    earlier = out / SETTINGS
+    if not earlier.is_file():
+        out.mkdir(parents=True, exist_ok=True)
+        return None
+    before, now = json.loads(earlier.read_text()), json.loads(json.dumps(settings.describe()))
+    if changed := sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
+        raise ValueError(
+            f"out {str(out)!r} has a run with another {', '.join(changed)}; give another out or overwrite it"
+        )
+    record: dict[str, Any] | None = json.loads((out / RECORD).read_text()) if (out / RECORD).is_file() else None
+    return record
+
+
+def write_settings(settings: Settings, out: Path) -> None:
+    """Say in ``out`` what is run there."""
+    write_whole(out / SETTINGS, json.dumps(settings.describe(), indent=1) + "\n")
+
+
+def clear(out: Path) -> None:
+    """Remove what a run wrote to ``out``, and nothing else."""
+    for name in (RECORD, SETTINGS, LOG, NOISE):
+        (out / name).unlink(missing_ok=True)
+    for name in ("tensorboard", "model"):
+        shutil.rmtree(out / name, ignore_errors=True)
+    forget_checkpoints(out)
+
+
+def forget_checkpoints(out: Path) -> None:
+    """Remove the checkpoints, which only an unfinished run needs."""
+    for folder in out.glob("checkpoint-*"):
+        shutil.rmtree(folder)

@@ -1,0 +1,53 @@
+"""GLUE's metrics: Matthews correlation, accuracy and F1, Pearson and Spearman."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+from .tasks import ACCURACY, F1, MATTHEWS, PEARSON, SPEARMAN, Task
+
+
+def evaluate(task: Task, outputs: Any, labels: Any) -> dict[str, float]:
+    """Return the task's metrics, and ``score``, their mean, as GLUE has it: (examples, outputs) -> one float a metric.
+
+    A correlation with something constant is undefined; it counts as 0, as a useless prediction should.
+    """
+    predicted = outputs.reshape(len(labels), -1)
+    predicted = predicted[:, 0] if task.regression else predicted.argmax(axis=1)
+    values = {name: _METRICS[name](labels, predicted) for name in task.metrics}
+    return {**values, "score": sum(values.values()) / len(values)}
+
+
+def _accuracy(labels: Any, predicted: Any) -> float:
+    return float(accuracy_score(labels, predicted))
+
+
+def _f1(labels: Any, predicted: Any) -> float:
+    return float(f1_score(labels, predicted, zero_division=0))
+
+
+def _matthews(labels: Any, predicted: Any) -> float:
+    return float(matthews_corrcoef(labels, predicted))
+
+
+def _pearson(labels: Any, predicted: Any) -> float:
+    return _defined(pearsonr, labels, predicted)
+
+
+def _spearman(labels: Any, predicted: Any) -> float:
+    return _defined(spearmanr, labels, predicted)
+
+
+def _defined(correlation: Any, labels: Any, predicted: Any) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a constant input is answered with 0
+        value = float(correlation(labels, predicted).statistic)
+    return 0.0 if math.isnan(value) else value
+
+
+_METRICS = {ACCURACY: _accuracy, F1: _f1, MATTHEWS: _matthews, PEARSON: _pearson, SPEARMAN: _spearman}

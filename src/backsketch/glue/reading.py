@@ -1,0 +1,121 @@
+"""Reading GLUE: from its files, or from the hub, with the mistake named before anything else is loaded."""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .tasks import Task
+
+HUB = "nyu-mll/glue"
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """The sentences of a file with their labels, and how many rows of it were broken and left out."""
+
+    texts: list[tuple[str, ...]]
+    labels: list[int] | list[float]
+    skipped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def subset(self, rows: int | None) -> Examples:
+        """Return a fixed choice of ``rows`` examples, the same in every run; all of them for None."""
+        if rows is None or rows >= len(self):
+            return self
+        chosen = sorted(random.Random(0).sample(range(len(self)), rows))
+        return Examples([self.texts[i] for i in chosen], [self.labels[i] for i in chosen], self.skipped)
+
+
+def read_task(task: Task, data: Path | None) -> tuple[Examples, Examples]:
+    """Return the training and development examples of a task, from GLUE's files in ``data`` or from the hub."""
+    if data is None:
+        return _from_hub(task, "train"), _from_hub(task, task.hub_dev)
+    folder = data / task.folder
+    missing = [str(path) for name in (task.train, task.dev) if not (path := folder / name).is_file()]
+    if missing:
+        raise ValueError(
+            f"{task.name}: no file {' and no file '.join(missing)}; data must be a directory of GLUE files"
+        )
+    return read_file(task, folder / task.train), read_file(task, folder / task.dev)
+
+
+def read_file(task: Task, path: Path) -> Examples:
+    """Return the examples of one tab-separated file of a task."""
+    texts, labels, skipped = [], [], 0
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            width, text_at, label_at = _columns(task, path, rows)
+            for row in rows:
+                if len(row) != width:
+                    if task.short_rows and len(row) < width:
+                        skipped += 1
+                        continue
+                    raise ValueError(f"{path}, line {rows.line_num}: {width} columns expected, got {len(row)}")
+                texts.append(tuple(row[at] for at in text_at))
+                labels.append(_label(task, row[label_at], f"{path}, line {rows.line_num}"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text ({error})") from error
+    except csv.Error as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not texts:
+        raise ValueError(f"{path}: no examples in it")
+    return Examples(texts, labels, skipped)
+
+
+def _columns(task: Task, path: Path, rows: Iterator[list[str]]) -> tuple[int, list[int], int]:
+    """Return how many columns there are, which of them are the sentences, and which is the label."""
+    wanted = [*task.texts, task.label]
+    if task.columns is not None:
+        *text_at, label_at = (int(column) for column in wanted)
+        return task.columns, text_at, label_at
+    header = next(rows, [])
+    absent = [str(column) for column in wanted if column not in header]
+    if absent:
+        found = ", ".join(header) or "nothing"
+        raise ValueError(f"{path}, line 1: no column {', '.join(map(repr, absent))} in the header, which has {found}")
+    *text_at, label_at = (header.index(str(column)) for column in wanted)
+    return len(header), text_at, label_at
+
+
+def _label(task: Task, text: str, where: str) -> Any:
+    if not task.regression:
+        if text not in task.labels:
+            raise ValueError(f"{where}: {task.name} has labels {', '.join(task.labels)}, got {text!r}")
+        return task.labels.index(text)
+    try:
+        score = float(text)
+    except ValueError:
+        score = math.nan
+    if not math.isfinite(score):
+        raise ValueError(f"{where}: {task.name} has a number as its label, got {text!r}")
+    return score
+
+
+def _from_hub(task: Task, split: str) -> Examples:
+    try:
+        from datasets import load_dataset
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            "reading GLUE from the hub needs datasets: pip install 'backsketch[transformers]', or give data"
+        ) from error
+    try:
+        rows = load_dataset(HUB, task.hub, split=split)
+    except Exception as error:  # whatever the hub client raises, the user's way out is the same
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{task.name} could not be read from the hub ({reason}); data can name local files") from error
+    texts = [tuple(row) for row in zip(*(rows[column] for column in task.hub_texts), strict=True)]
+    kind = float if task.regression else int
+    return Examples(texts, [kind(label) for label in rows["label"]])
+
+
+csv.field_size_limit(sys.maxsize)

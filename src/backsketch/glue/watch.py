@@ -1,0 +1,106 @@
+"""What watches a Trainer's run: its progress, its clock, and the wish to stop."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from transformers import TrainerCallback
+from transformers.trainer_callback import ProgressCallback
+
+
+class Progress(ProgressCallback):  # type: ignore[misc]
+    """Show a bar with the loss, and a line for each evaluation, on stderr."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Put the loss behind the bar, not all that is logged."""
+        if self.training_bar is None or logs is None:
+            return
+        if "loss" in logs:
+            self.training_bar.set_postfix({"loss": f"{float(logs['loss']):.3f}"})
+        if "eval_score" in logs:
+            named = {name.removeprefix("eval_"): value for name, value in logs.items() if name.startswith("eval_")}
+            shown = [f"{name} {value:.4f}" for name, value in named.items() if name not in _UNSHOWN]
+            self.training_bar.write(f"epoch {logs.get('epoch', 0):.2f}: {', '.join(shown)}", file=sys.stderr)
+
+
+_UNSHOWN = {"runtime", "samples_per_second", "steps_per_second", "model_preparation_time"}
+
+
+class Clock(TrainerCallback):  # type: ignore[misc]
+    """Time the steps of this process, without evaluation and saving.
+
+    Args:
+        noise_every: the steps in which noise is monitored, which are slower; they are left out if there are others.
+    """
+
+    def __init__(self, noise_every: int | None) -> None:
+        self.seconds: list[float] = []
+        self._noise_every = noise_every
+        self._began = 0.0
+
+    def on_step_begin(self, *_: Any, **kwargs: Any) -> None:
+        """Start."""
+        self._began = time.perf_counter()
+
+    def on_step_end(self, *_: Any, **kwargs: Any) -> None:
+        """Stop."""
+        self.seconds.append(time.perf_counter() - self._began)
+
+    def step_seconds(self) -> float | None:
+        """Return the mean of a step after the first, which warms up; None if no step ran."""
+        steps = list(enumerate(self.seconds))[1:] or list(enumerate(self.seconds))
+        plain = [time for step, time in steps if not self._noise_every or step % self._noise_every]
+        chosen = plain or [time for _, time in steps]
+        return sum(chosen) / len(chosen) if chosen else None
+
+
+class StopOnSignal(TrainerCallback):  # type: ignore[misc]
+    """End training after the current step, with a checkpoint, when asked to by Ctrl-C or SIGTERM.
+
+    A second signal does what it always does.
+    """
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopOnSignal:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def stop(self) -> None:
+        """Ask for the end."""
+        self.stopped = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop, unless this was the last step anyway; save, unless the epoch's end does."""
+        if state.global_step >= state.max_steps:
+            self.stopped = False
+        elif self.stopped:
+            control.should_training_stop = True
+            control.should_save = not _ends_epoch(state)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Neither evaluate nor save where the epoch only broke off."""
+        if self.stopped and not _ends_epoch(state):
+            control.should_evaluate = control.should_save = control.should_log = False
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.stop()
+        self.__exit__()
+
+
+def _ends_epoch(state: Any) -> bool:
+    """Tell whether the step that just ended is the last of its epoch."""
+    return float(state.epoch).is_integer()

@@ -1,0 +1,118 @@
+"""The command line through its real entry point: help, one real run, and one line for a mistake."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import backsketch
+from backsketch.cli import main
+from backsketch.glue.tasks import find_task
+from glue_files import write_task
+from tiny_bert import save_tiny_bert
+
+
+def python(*arguments, cwd=None):
+    environment = {**os.environ, "PYTHONPATH": str(Path(backsketch.__file__).parents[1])}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, env=environment)
+
+
+def call(*arguments, cwd=None):
+    return python("-m", "backsketch", *arguments, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    write_task(folder, find_task("cola"))
+    save_tiny_bert(folder / "model")
+    return folder
+
+
+def test_finetune_runs_end_to_end(place):
+    options = ("--task", "cola", "--model", "model", "--data", ".", "--ratio", "0.1", "--max-steps", "5")
+    run = call("finetune", *options, "--threads", "1", "--json", cwd=place)
+    assert run.returncode == 0, run.stderr
+    assert not run.stderr
+    record = json.loads(run.stdout)
+    assert record["results"]["steps"] == 5
+    assert [json.loads(path.read_text()) for path in place.glob("runs/*/record.json")] == [record]
+
+
+def test_finetune_says_what_came_out(place, tmp_path, capsys):
+    options = ["--task", "cola", "--model", str(place / "model"), "--data", str(place), "--out", str(tmp_path)]
+    assert main(["finetune", *options, "--exact", "--max-steps", "2", "--batch-size", "4"]) == 0
+    shown = capsys.readouterr()
+    assert "none (exact)" in shown.out
+    assert str(tmp_path / "record.json") in shown.out
+    assert "matthews" in shown.err
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert (record["settings"]["config"], record["settings"]["recipe"]["batch_size"]) == (None, 4)
+
+
+@pytest.mark.parametrize("command", [(), ("finetune",)])
+def test_help_has_the_options_or_commands(command, capsys):
+    assert main([*command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "Usage: backsketch" in shown
+    assert "finetune" in shown
+    assert not command or "Example: backsketch finetune --task cola" in shown
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("backsketch 0.")
+
+
+MISTAKES = [
+    (["colour"], "No such command 'colour'"),
+    (["finetune"], "Missing option '--task'"),
+    (["finetune", "--task", "colour"], "task must be one of"),
+    (["finetune", "--task", "cola", "--colour", "red"], "No such option: --colour"),
+    (["finetune", "--task", "cola", "--ratio", "much"], "--ratio"),
+    (["finetune", "--task", "cola", "--ratio", "2"], "ratio must be in (0, 1], got 2.0"),
+    (["finetune", "--task", "cola", "--ratio", "0.1", "--dim", "3"], "give ratio or dim, not both"),
+    (["finetune", "--task", "cola", "--kind", "colour"], "kind must be one of"),
+    (["finetune", "--task", "cola", "--bits", "3"], "bits must be"),
+    (["finetune", "--task", "cola", "--exact", "--bits", "4"], "--exact keeps everything: it excludes --bits"),
+    (["finetune", "--task", "cola", "--epochs", "0"], "epochs must be a positive integer, got 0"),
+    (["finetune", "--task", "cola", "--data", "nowhere"], "data must be a directory, got 'nowhere'"),
+    (["finetune", "--task", "cola", "--model", "./nowhere"], "model must be"),
+    (["finetune", "--task", "rte", "--data", ".", "--model", "model"], "RTE: no file"),
+    (["finetune", "--task", "cola", "--data", ".", "--model", "model", "--exclude", "x*"], "'x*' matches no linear"),
+    (["finetune", "--task", "cola", "--data", ".", "--model", "model", "--budget", "0.0001%"], "budget must be at"),
+    (["finetune", "--task", "cola", "--data", ".", "--model", "model", "--budget", "much"], "budget must be"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(case[0][1:]) for case in MISTAKES])
+def test_a_mistake_is_one_line_and_exit_code_2(arguments, message, place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    assert main(arguments) == 2
+    shown = capsys.readouterr().err.splitlines()
+    lines = [line for line in shown if line.startswith("backsketch: ")]
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert not any("Traceback" in line for line in shown)
+
+
+def test_a_mistake_ends_the_process_likewise():
+    run = call("finetune", "--task", "colour")
+    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.parametrize("missing", ["transformers", "accelerate", "sklearn", "scipy"])
+def test_a_missing_extra_is_named(missing, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert main(["finetune", "--task", "cola"]) == 1
+    assert capsys.readouterr().err == f"backsketch: this needs {missing}: pip install 'backsketch[transformers]'\n"
+
+
+def test_without_typer_the_command_line_names_its_extra():
+    code = "import sys; sys.modules['typer'] = None; from backsketch.cli import main; sys.exit(main([]))"
+    run = python("-c", code)
+    assert run.returncode == 1
+    assert run.stderr == "backsketch: the command line needs typer: pip install 'backsketch[cli]'\n"

@@ -1,0 +1,209 @@
+"""Fine-tuning: a run writes its record, can be stopped and continued, and does what its settings say."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import AutoModelForSequenceClassification, TrainerCallback
+
+from backsketch import SketchConfig
+from backsketch.glue.finetune import Interrupted, finetune
+from backsketch.glue.recipe import recipe_for
+from backsketch.glue.settings import Settings
+from backsketch.glue.tasks import TASKS, find_task
+from glue_files import write_task
+from tiny_bert import save_tiny_bert
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
+
+GLUE = Path(os.environ.get("BACKSKETCH_GLUE", Path(__file__).parents[2] / "shared" / "glue"))
+EVAL_POINT = {"step", "epoch", "loss", "score"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Return a directory with the files of all tasks, and a model."""
+    folder = tmp_path_factory.mktemp("glue")
+    for task in TASKS.values():
+        write_task(folder, task)
+    save_tiny_bert(folder / "model")
+    return folder
+
+
+def settings(place, task="cola", **changes):
+    recipe = recipe_for(find_task(task), epochs=2, batch_size=8, learning_rate=1e-2)
+    options = {"config": SketchConfig(ratio=0.5), "recipe": recipe, "seed": 1, "save_model": True, **changes}
+    return Settings(task=task, model=str(place / "model"), data=place, **options)
+
+
+def weights(out):
+    return AutoModelForSequenceClassification.from_pretrained(out / "model").state_dict()
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+class Press(TrainerCallback):
+    """Press Ctrl-C in a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_record_has_all_that_a_run_is_known_by(place, tmp_path):
+    record = finetune(settings(place), tmp_path)
+    assert record == json.loads((tmp_path / "record.json").read_text())
+    assert set(record) == {"when", "settings", "versions", "commit", "machine", "results"}
+    assert record["versions"]["transformers"]
+    assert record["settings"]["config"]["ratio"] == 0.5
+    assert record["settings"]["recipe"]["epochs"] == 2
+    assert str(place) not in json.dumps(record)
+    results = record["results"]
+    assert results["steps"] == 6
+    assert results["examples"] == {"train": 24, "eval": 12, "skipped": 0}
+    assert [point["step"] for point in results["curves"]["train"]] == [1, 2, 3, 4, 5, 6]
+    assert [point["step"] for point in results["curves"]["eval"]] == [3, 6]
+    assert set(results["curves"]["eval"][0]) == EVAL_POINT | {"matthews"}
+    assert results["score"] == results["curves"]["eval"][-1]["score"] == results["metrics"]["matthews"]
+    assert results["noise"]["curve"][0]["ratio"] > 0
+    assert len(results["noise"]["layers"]) == 12
+    assert not [name for name in results["noise"]["layers"] if "classifier" in name or "pooler" in name]
+    assert 0 < results["memory"]["kept_bytes"] < results["memory"]["peak_bytes"]
+    assert results["memory"]["most_kept_bytes_while_training"] <= results["memory"]["kept_bytes"]
+    assert results["throughput"]["samples_per_second"] > 0
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "log.json", "model", "record.json", "settings.json", "tensorboard",
+    }  # fmt: skip
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert {"train/loss", "eval/matthews"} <= set(board.Tags()["scalars"])
+    assert any("backsketch/noise" in tag for tag in board.Tags()["scalars"])
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_every_task_trains(task, place, tmp_path):
+    record = finetune(settings(place, task.name, max_steps=1, save_model=False), tmp_path)
+    assert set(record["results"]["metrics"]) == set(task.metrics)
+
+
+def test_an_easy_task_is_learned(place, tmp_path):
+    recipe = recipe_for(find_task("sst-2"), epochs=20, batch_size=8, learning_rate=1e-2)
+    assert finetune(settings(place, "sst-2", recipe=recipe), tmp_path)["results"]["score"] == 1.0
+
+
+def test_exact_training_keeps_more_and_adds_no_noise(place, tmp_path):
+    exact = finetune(settings(place, config=None), tmp_path / "exact")["results"]
+    sketched = finetune(settings(place, config=SketchConfig(ratio=0.1)), tmp_path / "sketched")["results"]
+    assert exact["noise"] == {"curve": [], "layers": {}, "records": []}
+    assert exact["memory"]["batch_shape"] == sketched["memory"]["batch_shape"]
+    assert exact["memory"]["kept_bytes"] > sketched["memory"]["kept_bytes"]
+    assert not same(weights(tmp_path / "exact"), weights(tmp_path / "sketched"))
+
+
+def test_the_seed_decides_a_run(place, tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        finetune(settings(place, seed=seed), tmp_path / name)
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert not same(weights(tmp_path / "a"), weights(tmp_path / "c"))
+
+
+@pytest.mark.parametrize(
+    ("step", "budget"), [(1, None), (2, None), (4, "40%")], ids=["in an epoch", "at its end", "with a plan"]
+)
+def test_a_stopped_run_continues_as_if_it_had_not_been(step, budget, place, tmp_path):
+    chosen = settings(place, budget=budget, noise_layers=("*.0.output.dense",))
+    whole = finetune(chosen, tmp_path / "whole")["results"]
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(Interrupted, match=f"stopped after step {step + 1} of 6"):
+        finetune(chosen, tmp_path / "parts", callbacks=(Press(step),))
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not (tmp_path / "parts" / "record.json").exists()
+    parts = finetune(chosen, tmp_path / "parts")["results"]
+    assert parts["resumed_from_step"] == step + 1
+    assert same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+    assert parts["curves"] == whole["curves"]
+    assert parts["memory"] == whole["memory"]
+    assert parts["planned"] == whole["planned"]
+    assert (budget is None) == (whole["planned"] is None)
+    assert [record["step"] for record in parts["noise"]["records"]] == [1, 2, 3, 4, 5, 6]
+    assert parts["noise"]["records"] == whole["noise"]["records"]
+    assert {"alignment", "sgd_variance", "sketch_variance", "ratio", "bound"} <= whole["noise"]["records"][0].keys()
+    assert not list((tmp_path / "parts").glob("checkpoint-*"))
+
+
+def test_ctrl_c_in_the_last_step_ends_a_run_that_is_finished(place, tmp_path):
+    assert finetune(settings(place), tmp_path, callbacks=(Press(5),))["results"]["steps"] == 6
+
+
+def test_a_finished_run_is_not_run_again(place, tmp_path):
+    first = finetune(settings(place), tmp_path)
+    assert finetune(settings(place), tmp_path) == first
+    with pytest.raises(ValueError, match="has a run with another seed"):
+        finetune(settings(place, seed=5), tmp_path)
+    again = finetune(settings(place, seed=5), tmp_path, overwrite=True)
+    assert again["settings"]["seed"] == 5
+
+
+def test_layers_can_be_left_out(place, tmp_path):
+    chosen = settings(place, exclude=("*.query", "*.layer.1.*", "classifier"))
+    layers = finetune(chosen, tmp_path)["results"]["noise"]["layers"]
+    assert len(layers) == 6  # five of the first block, and the pooler
+    with pytest.raises(ValueError, match=r"exclude: 'colour\*' matches no linear layer"):
+        finetune(settings(place, exclude=("colour*",)), tmp_path / "b")
+    with pytest.raises(ValueError, match="noise_layers: 'classifier' matches no sketched layer"):
+        finetune(settings(place, noise_layers=("classifier",)), tmp_path / "b")
+    with pytest.raises(ValueError, match="no linear layer to sketch"):
+        finetune(settings(place, exclude=("*",)), tmp_path / "c")
+
+
+def test_fewer_rows_and_no_noise(place, tmp_path):
+    results = finetune(settings(place, train_rows=10, eval_rows=5, noise_every=0), tmp_path)["results"]
+    assert results["examples"] == {"train": 10, "eval": 5, "skipped": 0}
+    assert (results["steps"], results["noise"]["curve"]) == (4, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "colour"}, "task must be one of"),
+        ({"data": Path("nowhere")}, "data must be a directory"),
+        ({"model": "./nowhere"}, "model must be a name on the hub or a directory with config.json"),
+        ({"max_steps": 0}, "max_steps must be an integer of at least 1, got 0"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+        ({"config": None, "budget": "10%"}, "budget plans"),
+        ({"config": None, "noise_layers": ("*",)}, "noise_layers needs"),
+    ],
+)
+def test_wrong_settings_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        Settings(**{"task": "cola", **change})
+
+
+def test_data_is_read_before_a_model_is_loaded(tmp_path):
+    with pytest.raises(ValueError, match="no file"):
+        finetune(Settings(task="cola", model="no/such-model", data=tmp_path), tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("BACKSKETCH_WEIGHTS" not in os.environ, reason="BACKSKETCH_WEIGHTS names no pretrained model")
+@pytest.mark.skipif(not GLUE.is_dir(), reason="no GLUE files in ../shared/glue or where BACKSKETCH_GLUE says")
+def test_a_pretrained_model_learns_a_real_task(tmp_path):
+    chosen = Settings(
+        task="sst-2",
+        model=os.environ["BACKSKETCH_WEIGHTS"],
+        data=GLUE,
+        config=SketchConfig(ratio=0.5, bits=4),
+        recipe=recipe_for(find_task("sst-2"), epochs=1, learning_rate=1e-4),
+        train_rows=2000,
+        eval_rows=300,
+    )
+    assert finetune(chosen, tmp_path)["results"]["metrics"]["accuracy"] > 0.75
