@@ -102,7 +102,7 @@ def test_bad_values_name_the_argument_the_value_and_what_is_allowed(arguments, e
 def test_recommended_keeps_no_more_than_asked(keep):
     config = SketchConfig.recommended(keep)
     assert kept_bytes(config, 10_000, 768, 4) <= keep * 10_000 * 768 * 4 * 1.001
-    assert config.bits == (8 if keep >= 0.266 else 4 if keep >= 0.0704 else 2)
+    assert config.bits == (8 if keep >= 0.266 else 4)
 
 
 def test_recommended_takes_all_rows_where_they_fit():

@@ -16,14 +16,6 @@ DEFAULT_RATIO = 0.1
 STORED_BITS = (8, 4, 2)
 
 
-def _row_share(bits: int) -> float:
-    """Return what a row stored in ``bits`` bits takes of its fp32 bytes: its codes, and 8 bytes for each 128 values."""
-    return (bits + 0.5) / 32
-
-
-_LEAST_KEEP = {8: _row_share(8), 4: _row_share(4) / 2, 2: 0.0}  # the share from which on recommended() takes these bits
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SketchConfig:
     """Say what is kept of an input of B rows: the kind of sketch, its size B_proj, and how its rows are stored.
@@ -74,13 +66,13 @@ class SketchConfig:
     def recommended(cls, keep: float = 0.1) -> SketchConfig:
         """Return our best setting that keeps at most about the share ``keep`` of the input's fp32 bytes.
 
-        Rows in few bits: all of them where they fit, else as many as do. At equal bytes fewer bits add less noise than
-        fewer rows, down to 4 bits; 2 bits are for when less than half of the rows would fit in 4.
+        Rows in few bits: all of them in 8 bits where they fit, else as many as do in 4. At equal bytes that adds less
+        noise than other kinds, more bits or 2 bits, and the mean row gains nothing (benchmarks/reports/frontier.json).
         """
         share = _share("keep", keep)
         if share == 1:
             return cls(ratio=1.0)
-        bits = next((bits for bits in STORED_BITS if share >= _LEAST_KEEP[bits]), STORED_BITS[-1])
+        bits = 8 if share >= _row_share(8) else 4
         return cls(ratio=min(1.0, share / _row_share(bits)), bits=bits)
 
     @property
@@ -106,6 +98,11 @@ class SketchConfig:
         others = [field for field in fields(self) if field.name not in ("kind", "ratio", "dim")]
         changed = [f"{f.name}={value}" for f in others if (value := getattr(self, f.name)) != f.default]
         return ", ".join([self.kind, size, *changed])
+
+
+def _row_share(bits: int) -> float:
+    """Return what a row stored in ``bits`` bits takes of its fp32 bytes: its codes, and 8 bytes for each 128 values."""
+    return (bits + 0.5) / 32
 
 
 def _share(name: str, value: object) -> float:
