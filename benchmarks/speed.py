@@ -56,7 +56,7 @@ def encoder(quick: bool) -> list[dict[str, Any]]:
     """Time a randomly initialised encoder of RoBERTa-base's shapes, forward and backward, batch 32 × 128."""
     from transformers import RobertaConfig, RobertaForSequenceClassification
 
-    depth, batch, length, rounds = (1, 4, 16, 1) if quick else (12, 32, 128, 3)
+    depth, batch, length, rounds = (1, 4, 16, 1) if quick else (12, 32, 128, 2)
     config = RobertaConfig(num_hidden_layers=depth, vocab_size=1000, max_position_embeddings=length + 2)
     config._attn_implementation = "sdpa"
     model = RobertaForSequenceClassification(config).train()
