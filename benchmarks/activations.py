@@ -1,0 +1,128 @@
+"""Real inputs and output gradients of every linear layer of a model, for one batch of its training."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+Batch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Activation:
+    """What one linear layer met: its input x, y = ∂L/∂X̂, and which rows are tokens, not padding.
+
+    ``valid`` is None for a layer that does not see every token, such as a pooler or a classifier.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    valid: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subject:
+    """A model, how to draw a batch for it, how to get its loss, and what to say of it in a record."""
+
+    model: nn.Module
+    draw: Callable[[], Batch]
+    loss: Callable[[nn.Module, Batch], Tensor]
+    settings: Mapping[str, Any]
+    steps: int
+    learning_rate: float
+
+
+def collect(subject: Subject, draws: int = 9) -> list[Activation]:
+    """Run one forward and one backward and return what every linear layer met, in the order of their calls.
+
+    The batch is the one with the median padding of ``draws``, because single batches differ much in it.
+    """
+    seen: list[tuple[str, Tensor, list[Tensor]]] = []
+
+    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            gradients: list[Tensor] = []
+            output.register_hook(lambda gradient: gradients.append(gradient.detach().clone()))
+            seen.append((name, args[0].detach().clone(), gradients))
+
+        return hook
+
+    linear = [(name, module) for name, module in subject.model.named_modules() if isinstance(module, nn.Linear)]
+    handles = [module.register_forward_hook(watch(name)) for name, module in linear]
+    batches = sorted((subject.draw() for _ in range(draws)), key=lambda batch: _valid_share(batch["attention_mask"]))
+    batch = batches[draws // 2]
+    try:
+        subject.loss(subject.model, batch).backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+        subject.model.zero_grad()
+    mask = batch["attention_mask"]
+    return [
+        Activation(name, x, gradients[0], mask.bool() if x.shape[:-1] == mask.shape else None)
+        for name, x, gradients in seen
+        if gradients
+    ]
+
+
+def _valid_share(mask: Tensor) -> float:
+    return float(mask.double().mean())
+
+
+def token_layers(activations: Sequence[Activation]) -> list[Activation]:
+    """Return the layers that see every token: those of the encoder."""
+    return [activation for activation in activations if activation.valid is not None]
+
+
+def train(subject: Subject) -> float:
+    """Train for ``subject.steps`` steps with AdamW, show progress, and return the last loss."""
+    optimizer = torch.optim.AdamW(subject.model.parameters(), lr=subject.learning_rate)
+    subject.model.train()
+    last = float("nan")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, transient=True) as progress:
+        task = progress.add_task("training", total=subject.steps)
+        for _ in range(subject.steps):
+            loss = subject.loss(subject.model, subject.draw())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            last = loss.item()
+            progress.update(task, advance=1, description=f"training, loss {last:.3f}")
+    return last
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose the model and its text."""
+    parser.add_argument("--model", type=Path, help="a pretrained encoder for transformers; default: a small byte model")
+    parser.add_argument("--data", type=Path, help="a tab-separated file without quoting, as GLUE has")
+    parser.add_argument(
+        "--columns", nargs="+", metavar="COLUMN", help="LABEL TEXT [TEXT], by name, or by number if there is no header"
+    )
+    parser.add_argument("--steps", type=int, help="training steps before measuring; default: 60, or 200 for bytes")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def trained_subject(arguments: argparse.Namespace) -> tuple[Subject, float]:
+    """Return the model that the options ask for, trained, and its last loss."""
+    torch.manual_seed(arguments.seed)
+    if arguments.model is None:
+        from byte_model import byte_subject
+
+        subject = byte_subject(steps=200 if arguments.steps is None else arguments.steps, seed=arguments.seed)
+    else:
+        if arguments.data is None or arguments.columns is None or len(arguments.columns) not in (2, 3):
+            raise ValueError("a model needs its data: give --data FILE and --columns LABEL TEXT [TEXT]")
+        from encoder import encoder_subject
+
+        steps = 60 if arguments.steps is None else arguments.steps
+        subject = encoder_subject(arguments.model, arguments.data, arguments.columns, steps=steps, seed=arguments.seed)
+    return subject, train(subject)
