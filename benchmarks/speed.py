@@ -216,10 +216,10 @@ def _layer_peak(way: Contender, layer: nn.Linear, x: Tensor, y: Tensor) -> int:
 
 def _model_step(way: Contender, model: nn.Module, inputs: dict[str, Tensor]) -> Callable[[], None]:
     def step() -> None:
-        model.zero_grad(set_to_none=True)
         with way.context():
             loss = model(**inputs).loss
         loss.backward()
+        model.zero_grad(set_to_none=True)  # the gradients of ten models do not fit at once
 
     return step
 
