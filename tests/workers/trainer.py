@@ -17,3 +17,5 @@ if __name__ == "__main__":
     torch.save(
         {"world": trainer.args.world_size, "weights": weights, "log": trainer.state.log_history}, folder / f"{rank}.pt"
     )
+    torch.distributed.barrier()  # a rank that leaves early takes its peer's connections with it
+    torch.distributed.destroy_process_group()
