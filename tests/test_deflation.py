@@ -1,5 +1,8 @@
 """The deflation experiment: its estimate is unbiased, its noise is the one it reports, its bytes fit the budget."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -11,6 +14,7 @@ from activations import Activation
 from deflated import DeflatedLinear, Deflation
 from deflation import WAYS, Way, compare, table
 
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 ROWS, FEATURES, OUT = 48, 40, 6
 DRAWS = 800
 
@@ -71,3 +75,14 @@ def test_ways_are_compared_layer_by_layer():
     assert [result.way for result in results] == ["rows", "rank 3"]
     assert results[1].noise < results[0].noise
     assert table(results).row_count == 2
+
+
+def test_the_readme_has_the_figures_of_the_record():
+    results = json.loads((EXPERIMENTS / "reports" / "deflation.json").read_text())["results"]
+    lines = (EXPERIMENTS / "README.md").read_text().replace("**", "").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| rows")]
+    assert len(rows) == len({result["way"] for result in results})
+    for way, *cells in rows:
+        found = [result["noise"] for result in results if result["way"] == way]
+        told = [float(cell) for cell in cells if cell != "does not fit"]
+        assert told == pytest.approx(found, rel=0.05), way
