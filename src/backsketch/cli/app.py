@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from .. import __version__
+from .demo import demo
 from .finetune import finetune
 from .problems import Problem
 
@@ -24,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(demo)
 app.command()(finetune)
 
 
