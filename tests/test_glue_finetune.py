@@ -207,3 +207,23 @@ def test_a_pretrained_model_learns_a_real_task(tmp_path):
         eval_rows=300,
     )
     assert finetune(chosen, tmp_path)["results"]["metrics"]["accuracy"] > 0.75
+
+
+class Hooks(TrainerCallback):
+    """Count what runs before the model's forward in the first step: following the attention mask is a hook."""
+
+    def on_step_begin(self, args, state, control, model, **kwargs):
+        self.count = len(model._forward_pre_hooks)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_padded_rows_are_sketched_only_when_asked_for(place, tmp_path, ignored):
+    hooks = Hooks()
+    chosen = settings(place, max_steps=1, noise_every=0, save_model=False, ignore_mask=ignored)
+    finetune(chosen, tmp_path, callbacks=(hooks,))
+    assert hooks.count == (0 if ignored else 1)
+
+
+def test_ignoring_the_mask_needs_a_sketch(place):
+    with pytest.raises(ValueError, match="ignore_mask"):
+        settings(place, config=None, ignore_mask=True)

@@ -36,6 +36,9 @@ def finetune(
         list[str] | None,
         Option(help="Glob over layers left exact; repeatable. By default the heads.", rich_help_panel=SKETCH),
     ] = None,
+    ignore_mask: Annotated[
+        bool, Option("--ignore-mask", help="Sketch padded rows too, as the paper does.", rich_help_panel=SKETCH)
+    ] = False,
     exact: Annotated[bool, Option("--exact", help="Train without sketches.", rich_help_panel=SKETCH)] = False,
     epochs: Annotated[int | None, Option(help="10.", rich_help_panel=RECIPE)] = None,
     batch_size: Annotated[int | None, Option(help="16 or 32.", rich_help_panel=RECIPE)] = None,
@@ -101,6 +104,7 @@ def finetune(
             config=None if exact else config,
             budget=_budget(budget),
             exclude=None if exclude is None else tuple(glob for glob in exclude if glob),
+            ignore_mask=ignore_mask,
             recipe=recipe_for(find_task(task), **changes),
             max_steps=max_steps,
             train_rows=train_rows,
