@@ -35,9 +35,9 @@ class Places:
 
 
 def finetune(cell: Cell, places: Places) -> None:
-    """Fine-tune with progress; what is stopped continues next time."""
+    """Fine-tune with progress; what is stopped continues next time, unless the grid says something else by then."""
     settings = settings_of(cell.values, places.weights, places.data)
-    record = tuning.finetune(settings, places.work, progress=True)
+    record = tuning.finetune(settings, places.work / settings.slug(), progress=True)
     _write(cell, places, record)
     shutil.rmtree(places.work)
 
