@@ -45,7 +45,8 @@ _memo = _Memo()
 def shared(x: Tensor, purpose: Hashable, keep: Callable[[], Kept]) -> Kept:
     """Return what another layer kept of this very tensor for the same purpose, or else ``keep()``.
 
-    The same tensor means the same memory, shape and strides, unchanged since: in-place changes count up its version.
+    The same tensor means the same memory, shape, strides and sign, unchanged since: in-place changes count up its
+    version.
     """
     # An inference tensor does not count its changes.
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x) or x.is_inference():
@@ -60,4 +61,4 @@ def shared(x: Tensor, purpose: Hashable, keep: Callable[[], Kept]) -> Kept:
 
 
 def _identity(x: Tensor) -> Hashable:
-    return x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x._version
+    return x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_neg(), x._version
