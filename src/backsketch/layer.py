@@ -42,10 +42,13 @@ class SketchedLinear(nn.Linear):
 def trains(layer: nn.Module) -> bool:
     """Tell whether a layer has anything to train, the same with gradients on and off, as checkpointing needs it.
 
-    Inside a torch.func transform the parameters do not tell; sketched_linear finds out there.
+    The weight alone does not tell where it is computed from other parameters, nor these in a replica of DataParallel,
+    which has none. Inside a torch.func transform neither does; sketched_linear finds out there.
     """
-    return torch._C._are_functorch_transforms_active() or any(
-        parameter is not None and parameter.requires_grad for parameter in layer._parameters.values()
+    return (
+        bool(layer.weight.requires_grad)
+        or torch._C._are_functorch_transforms_active()
+        or any(parameter is not None and parameter.requires_grad for parameter in layer._parameters.values())
     )
 
 
