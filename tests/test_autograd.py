@@ -222,6 +222,25 @@ def test_no_features_gives_an_empty_gradient():
     assert weight.grad.shape == (4, 0)
 
 
+@pytest.mark.parametrize("config", [0.5, {"ratio": 0.5}, "rows"])
+def test_what_is_not_a_config_is_refused(config):
+    with pytest.raises(TypeError, match="config must be a SketchConfig, got"):
+        sketched_linear(torch.randn(10, 3), torch.randn(4, 3, requires_grad=True), None, config)
+
+
+@pytest.mark.parametrize(("x", "weight"), [((), (4, 1)), ((10, 3), (3,))])
+def test_shapes_without_rows_or_outputs_are_refused(x, weight):
+    with pytest.raises(ValueError, match=r"and weight .*, got shapes"):
+        sketched_linear(torch.randn(x), torch.randn(weight, requires_grad=True))
+
+
+def test_inputs_whose_rows_do_not_lie_in_memory_are_refused():
+    nested = torch.nested.nested_tensor([torch.randn(3, 6), torch.randn(5, 6)], layout=torch.jagged)
+    for x, layout in ((torch.eye(6).to_sparse(), "sparse_coo"), (nested, "jagged")):
+        with pytest.raises(TypeError, match=f"dense tensor to be sketched, got .* torch.{layout}"):
+            sketched_linear(x, torch.randn(4, 6, requires_grad=True))
+
+
 def test_complex_weights_are_refused():
     weight = torch.randn(4, 3, dtype=torch.complex64, requires_grad=True)
     with pytest.raises(TypeError, match="weight must be of a real floating-point type"):

@@ -195,6 +195,11 @@ def test_a_budget_of_another_type_is_refused(budget):
         plan(nn.Linear(4, 4), torch.randn(10, 4), budget=budget)
 
 
+def test_what_is_not_a_config_is_refused():
+    with pytest.raises(TypeError, match="config must be a SketchConfig, got"):
+        plan(nn.Linear(4, 4), torch.randn(10, 4), budget="50%", config={"ratio": 0.5})
+
+
 def test_meta_has_no_noise_to_measure():
     with pytest.raises(ValueError, match="meta"):
         plan(nn.Linear(4, 4, device="meta"), torch.randn(10, 4), budget="50%")

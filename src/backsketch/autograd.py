@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .config import SketchConfig
+from .config import SketchConfig, check_config
 from .kept import keep, weight_gradient
 from .ops import traced_keep, traced_weight_gradient
 from .padding import check_promise, valid_for
@@ -41,9 +41,8 @@ def sketched_linear(
         return F.linear(x, weight, bias)
     if not weight.requires_grad:
         return F.linear(x, weight, bias)
-    if weight.is_complex():
-        raise TypeError(f"weight must be of a real floating-point type to be trained from a sketch, got {weight.dtype}")
-    config = SketchConfig.recommended() if config is None else config
+    _check(x, weight)
+    config = SketchConfig.recommended() if config is None else check_config(config)
     if seed is None and config.keeps_all:  # an operator would have to copy x to keep it
         return F.linear(x, weight, bias)
     device = x.device.type
@@ -65,6 +64,19 @@ def _run(
     function = _TransformedLinear if torch._C._are_functorch_transforms_active() else _SketchedLinear
     out: Tensor = function.apply(x, weight, bias, config, cast, valid, *kept)  # type: ignore[no-untyped-call]
     return out
+
+
+def _check(x: Tensor, weight: Tensor) -> None:
+    """Raise for what F.linear may take and a sketch cannot."""
+    if weight.is_complex():
+        raise TypeError(f"weight must be of a real floating-point type to be trained from a sketch, got {weight.dtype}")
+    if x.layout is not torch.strided or x.is_nested:
+        raise TypeError(f"x must be a dense tensor to be sketched, got one of layout {x.layout}")
+    if weight.dim() != 2 or x.dim() == 0:
+        raise ValueError(
+            "x must be (..., in_features) and weight (out_features, in_features), "
+            f"got shapes {tuple(x.shape)} and {tuple(weight.shape)}"
+        )
 
 
 def as_rows(x: Tensor) -> Tensor:

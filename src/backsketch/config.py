@@ -100,6 +100,13 @@ class SketchConfig:
         return ", ".join([self.kind, size, *changed])
 
 
+def check_config(config: object) -> SketchConfig:
+    """Return ``config`` if it is one, so that a wrong argument fails before the first step."""
+    if not isinstance(config, SketchConfig):
+        raise TypeError(f"config must be a SketchConfig, got {config!r}")
+    return config
+
+
 def _row_share(bits: int) -> float:
     """Return what a row stored in ``bits`` bits takes of its fp32 bytes: its codes, and 8 bytes for each 128 values."""
     return (bits + 0.5) / 32

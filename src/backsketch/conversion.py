@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from torch import nn
 
-from .config import SketchConfig
-from .layer import SketchedLinear, check_config
+from .config import SketchConfig, check_config
+from .layer import SketchedLinear
 from .padding import follow_attention_mask, ignore_attention_mask
 from .sharded import become, own_class
 

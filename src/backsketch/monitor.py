@@ -13,10 +13,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from .autograd import _SketchedLinear, as_rows
-from .config import SketchConfig
+from .config import SketchConfig, check_config
 from .conversion import Where, exact_type
 from .estimate import KeptInput, Trace
-from .layer import check_config
 from .records import Record, Sums, settle, table
 
 _MOST_WAITING = 4096  # calls whose numbers may stay on the device: bounds what a long run holds there
