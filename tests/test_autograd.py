@@ -120,6 +120,20 @@ def test_autocast_is_that_of_linear(config, autocast):
     assert within_five_standard_errors(torch.stack([run[2] for run in runs]), exact[2].double(), rounding)
 
 
+@pytest.mark.parametrize("x", [torch.float64, torch.float32, torch.int64])
+@pytest.mark.parametrize("weight", [torch.float64, torch.float32])
+def test_autocast_casts_what_it_casts_for_linear_and_no_more(x, weight):
+    x, weight = torch.ones(10, FEATURES, dtype=x), torch.randn(OUTPUTS, FEATURES, dtype=weight, requires_grad=True)
+    outcomes = []
+    for function in (F.linear, sketched_linear):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            try:
+                outcomes.append(function(x, weight).dtype)
+            except RuntimeError as error:
+                outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1]
+
+
 def test_autocast_keeps_half_the_bytes_and_leaves_no_detached_weight_in_its_cache():
     x, weight = torch.randn(40, FEATURES), torch.randn(OUTPUTS, FEATURES, requires_grad=True)
     config = SketchConfig(ratio=0.5)

@@ -46,7 +46,7 @@ def sketched_linear(
     if seed is None and config.keeps_all:  # an operator would have to copy x to keep it
         return F.linear(x, weight, bias)
     device = x.device.type
-    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+    if not torch.is_autocast_enabled(device):
         return _run(x, weight, bias, config, seed, None)
     with torch.autocast(device, enabled=False):
         return _run(x, weight, bias, config, seed, torch.get_autocast_dtype(device))
@@ -55,7 +55,7 @@ def sketched_linear(
 def _run(
     x: Tensor, weight: Tensor, bias: Tensor | None, config: SketchConfig, seed: Tensor | None, cast: torch.dtype | None
 ) -> Tensor:
-    source, x = x, x if cast is None else x.to(cast)
+    source, x = x, _cast(x, cast)
     if seed is None:  # compiling: the operator draws it, and the compiler shares
         valid, kept = None, traced_keep(as_rows(x.detach()), config)
     else:
@@ -93,9 +93,15 @@ def _forward(
     valid: Tensor | None,
     *kept: Tensor,
 ) -> Tensor:
-    if cast is not None:  # not by autocast, whose cache would hand this detached copy to other users of the weight
-        weight, bias = weight.to(cast), None if bias is None else bias.to(cast)
-    return F.linear(x, weight, bias)
+    # Not by autocast itself, whose cache would hand this detached copy to other users of the weight.
+    return F.linear(x, _cast(weight, cast), None if bias is None else _cast(bias, cast))
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Cast as autocast does: what is floating-point, but not fp64."""
+    if dtype is None or tensor.dtype == torch.float64 or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(dtype)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
