@@ -188,6 +188,13 @@ def test_what_is_left_alone_and_why():
     assert "4 -> 4" in text
 
 
+def test_a_frozen_weight_is_told_though_its_bias_trains():
+    model = sketch_(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), CONFIG)
+    model[0].weight.requires_grad_(False)
+    notes = [layer.note for layer in summary(model).sketched]
+    assert notes == ["frozen: plain F.linear, nothing kept", str(CONFIG)]
+
+
 def test_multihead_attention_still_trains():
     layer = nn.TransformerEncoderLayer(16, 2, dim_feedforward=32, dropout=0.0, batch_first=True)
     exact = copy.deepcopy(layer)

@@ -55,8 +55,8 @@ def _report(name: str, module: nn.Module) -> LayerReport | None:
     note = _why_exact(module)
     sketched = exact_type(module) is not None
     if sketched:
-        frozen = all(not parameter.requires_grad for parameter in module.parameters())
-        note = "frozen: plain F.linear, nothing kept" if frozen else str(module.config)
+        trains = module.weight.requires_grad
+        note = str(module.config) if trains else "frozen: plain F.linear, nothing kept"
     if note is None:
         return None
     return LayerReport(name or "(the model)", type(module).__name__, _shape(module), sketched, note)
