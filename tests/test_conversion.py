@@ -71,6 +71,13 @@ def test_first_matching_pattern_wins_and_none_leaves_exact():
     assert "no pattern matches its name" in str(summary(model))
 
 
+def test_a_name_is_a_pattern_for_itself():
+    """What plan returns maps names, and a name may have characters that mean something else in a glob."""
+    model = nn.ModuleDict({"[a]": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+    sketch_(model, dict.fromkeys(["[a]", "b"], CONFIG))
+    assert set(configs(model)) == {"[a]", "b"}
+
+
 def test_converting_again_changes_the_config_or_restores():
     model = sketch_(mlp(), CONFIG)
     other = SketchConfig(dim=4)

@@ -153,7 +153,9 @@ class _Rules:
 
 
 def _matches(pattern: Pattern, name: str) -> bool:
-    return fnmatchcase(name, pattern) if isinstance(pattern, str) else pattern.fullmatch(name) is not None
+    if isinstance(pattern, str):
+        return name == pattern or fnmatchcase(name, pattern)
+    return pattern.fullmatch(name) is not None
 
 
 def _text(pattern: Pattern) -> str:
