@@ -81,10 +81,18 @@ def sketch_(
 
 
 def unsketch_(model: Model) -> Model:
-    """Turn every sketched layer of ``model`` back into the class it was, in place, and return it."""
-    for module in model.modules():
+    """Turn every sketched layer of ``model`` back into the class it was, in place, and return it.
+
+    A layer of a class that was derived from a sketched one stays what it is, and a warning names it.
+    """
+    for name, module in model.named_modules():
         _restore(module)
         module.__dict__.pop(_REASON, None)
+        if is_sketched(module):
+            kind = type(module).__name__
+            warnings.warn(
+                f"unsketch_: {name or 'the model'} ({kind}) has a class of its own: it stays sketched", stacklevel=2
+            )
     ignore_attention_mask(model)
     return model
 
@@ -100,6 +108,11 @@ def configs_for(model: nn.Module, config: Configs | None = None, where: Where | 
 def exact_type(module: nn.Module) -> type[nn.Module] | None:
     """Return the exact class behind a sketched layer, or None for any other module."""
     return next((exact for exact, twin in _twins().items() if own_class(module) is twin), None)
+
+
+def is_sketched(module: nn.Module) -> bool:
+    """Tell whether a layer trains from a sketch, also as a subclass that conversion leaves alone."""
+    return isinstance(module, tuple(_twins().values()))
 
 
 def sketched_type(module: nn.Module) -> type[nn.Module] | None:

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .autograd import _SketchedLinear, as_rows
 from .config import SketchConfig, check_config
-from .conversion import Where, exact_type
+from .conversion import Where, is_sketched
 from .estimate import KeptInput, Trace
 from .records import Record, Sums, settle, table
 
@@ -139,7 +139,7 @@ class NoiseMonitor:
         self._waiting = []
 
     def _selects(self, name: str, module: nn.Module) -> bool:
-        return exact_type(module) is not None and (self.where is None or self.where(name, module))
+        return is_sketched(module) and (self.where is None or self.where(name, module))
 
     def _after_optimizer(self, optimizer: Optimizer, *_: object) -> None:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
