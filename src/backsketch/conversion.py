@@ -105,6 +105,12 @@ def configs_for(model: nn.Module, config: Configs | None = None, where: Where | 
     return {name: config for name, config in chosen.items() if config is not None}
 
 
+def present_configs(model: nn.Module) -> dict[str, SketchConfig]:
+    """Return name -> config for the layers that ``sketch_`` has converted."""
+    sketched = {name: module for name, module in model.named_modules() if exact_type(module) is not None}
+    return {name: check_config(module.config) for name, module in sketched.items()}
+
+
 def exact_type(module: nn.Module) -> type[nn.Module] | None:
     """Return the exact class behind a sketched layer, or None for any other module."""
     return next((exact for exact, twin in _twins().items() if own_class(module) is twin), None)
