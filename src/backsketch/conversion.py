@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from torch import nn
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound=nn.Module)
 Pattern: TypeAlias = str | re.Pattern[str]
-Configs: TypeAlias = SketchConfig | Mapping[Pattern, SketchConfig | None]
+Configs: TypeAlias = SketchConfig | Mapping[Any, SketchConfig | None]  # keys are Pattern: of Any, to take any mix
 Where: TypeAlias = Callable[[str, nn.Module], bool]
 
 _REASON = "_left_exact_because"

@@ -66,7 +66,7 @@ class Session:
             self._monitor.stop()
         unsketch_(self.model)
         if self._before:
-            sketch_(self.model, {**self._before})
+            sketch_(self.model, self._before)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
