@@ -43,15 +43,12 @@ _memo = _Memo()
 
 
 def shared(x: Tensor, purpose: Hashable, keep: Callable[[], Kept]) -> Kept:
-    """Return what another layer kept of this very tensor for the same purpose, or else ``keep()``.
-
-    The same tensor means the same memory, shape and strides, unchanged since: in-place changes count up its version.
-    """
+    """Return what another layer kept of this very tensor for the same purpose, or else ``keep()``."""
     # An inference tensor does not count its changes.
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x) or x.is_inference():
         return keep()
     entries = _memo.entries
-    key = (_identity(x), purpose)
+    key = (identity(x), purpose)
     if (entry := entries.get(key)) is not None and (kept := entry.get()) is not None:
         return kept
     kept = keep()
@@ -59,5 +56,9 @@ def shared(x: Tensor, purpose: Hashable, keep: Callable[[], Kept]) -> Kept:
     return kept
 
 
-def _identity(x: Tensor) -> Hashable:
-    return x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x._version
+def identity(x: Tensor) -> Hashable:
+    """Return what two tensors have in common that are one: memory, shape, strides, sign, and that it is unchanged.
+
+    In-place changes count up a tensor's version. It holds for as long as the storage lives.
+    """
+    return x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_neg(), x._version
