@@ -59,7 +59,7 @@ def _run(
     if seed is None:  # compiling: the operator draws it, and the compiler shares
         valid, kept = None, traced_keep(as_rows(x.detach()), config)
     else:
-        valid = valid_for(x, int(seed))
+        valid = valid_for(x, seed)
         kept = shared(source, (config, cast, id(valid)), lambda: keep(as_rows(x.detach()), config, seed, valid))
     function = _TransformedLinear if torch._C._are_functorch_transforms_active() else _SketchedLinear
     out: Tensor = function.apply(x, weight, bias, config, cast, valid, *kept)  # type: ignore[no-untyped-call]

@@ -82,6 +82,10 @@ class SketchConfig:
         """Tell whether an input of any number of rows is kept as it is."""
         return self.ratio == 1 and self.max_dim is None and self.bits is None
 
+    def keeps_input(self, rows: int) -> bool:
+        """Tell whether an input of ``rows`` rows is kept as it is: too few to compress, and none rounded."""
+        return self.bits is None and self.dim_for(rows) == rows
+
     def dim_for(self, rows: int) -> int:
         """Return B_proj for an input of ``rows`` rows: never 0 unless ``rows`` is, never above ``rows``."""
         # Of a symbolic size max and min would ask the value, and torch.compile would make a graph for every batch size.

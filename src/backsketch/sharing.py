@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 Kept = tuple[Tensor, ...]
 
@@ -29,14 +28,16 @@ class _Entry:
 
     __slots__ = ("kept", "storage")
 
-    def __init__(self, x: Tensor, kept: Kept, forget: Callable[[object], object]) -> None:
-        # While this is held, the storage's address is not used again.
-        self.storage = StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]
+    def __init__(self, storage: torch.UntypedStorage, kept: Kept, forget: Callable[[object], object]) -> None:
+        self.storage = weakref.ref(storage)
         self.kept = [weakref.ref(tensor, forget) for tensor in kept]
 
-    def get(self) -> Kept | None:
-        kept = tuple(reference() for reference in self.kept)
-        return None if any(tensor is None for tensor in kept) else kept  # type: ignore[return-value]
+    def get(self, storage: torch.UntypedStorage) -> Kept | None:
+        """Return what was kept, unless some of it is gone or the address is that of another storage by now."""
+        if self.storage() is not storage:
+            return None
+        kept = [reference() for reference in self.kept]
+        return None if any(tensor is None for tensor in kept) else tuple(kept)  # type: ignore[arg-type]
 
 
 _memo = _Memo()
@@ -47,12 +48,12 @@ def shared(x: Tensor, purpose: Hashable, keep: Callable[[], Kept]) -> Kept:
     # An inference tensor does not count its changes.
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x) or x.is_inference():
         return keep()
-    entries = _memo.entries
+    entries, storage = _memo.entries, x.untyped_storage()
     key = (identity(x), purpose)
-    if (entry := entries.get(key)) is not None and (kept := entry.get()) is not None:
+    if (entry := entries.get(key)) is not None and (kept := entry.get(storage)) is not None:
         return kept
     kept = keep()
-    entries[key] = _Entry(x, kept, lambda _: entries.pop(key, None))
+    entries[key] = _Entry(storage, kept, lambda _: entries.pop(key, None))
     return kept
 
 
