@@ -27,6 +27,8 @@ def keep(x: Tensor, config: SketchConfig, seed: Tensor, valid: Tensor | None = N
     sketch = sketch_for(config, len(x), seed, valid)
     if isinstance(sketch, Whole) and config.bits is None:
         return seed, x
+    if config.bits is not None and type(sketch) is Rows and not config.center:
+        return seed, *pack(x, config.bits, _dither(x, seed), sketch.chosen(x.device))
     counted = x
     if valid is not None and not isinstance(sketch, ValidRows):  # which leaves out the others itself
         counted = x.masked_fill(~valid.unsqueeze(1), 0)
@@ -38,7 +40,7 @@ def keep(x: Tensor, config: SketchConfig, seed: Tensor, valid: Tensor | None = N
         rows = torch.addmm(rows, sketch.compress(ones), mean[0].unsqueeze(0), alpha=-1)
     if config.bits is None:
         return seed, rows, *mean
-    return seed, *pack(rows, config.bits, generator_at(int(seed) ^ _DITHER_STREAM, x.device)), *mean
+    return seed, *pack(rows, config.bits, _dither(x, seed)), *mean
 
 
 def weight_gradient(
@@ -95,12 +97,19 @@ def _product(y: Tensor, x: Tensor, gain: float | Tensor) -> Tensor:
 def _packed_product(y: Tensor, codes: Tensor, ranges: Tensor, bits: int, features: int, gain: float | Tensor) -> Tensor:
     """Return gain · yᵀx with x unpacked slab by slab, so that it never stands there whole."""
     dtype = compute_dtype(y.dtype)
-    out = y.new_zeros(y.shape[1], features, dtype=dtype)
-    for start in range(0, len(codes), _UNPACKED_ROWS):
+    out = y.new_empty(y.shape[1], features, dtype=dtype)
+    factor = 2.0 if isinstance(gain, Tensor) else 2.0 * gain  # rows come back halved, since whole they may overflow
+    for start in range(0, max(len(codes), 1), _UNPACKED_ROWS):
         slab = slice(start, start + _UNPACKED_ROWS)
-        rows = unpack(codes[slab], ranges[slab], bits, features, y.dtype)
+        rows = unpack(codes[slab], ranges[slab], bits, features, y.dtype, scale=0.5)
         if dtype == y.dtype:
-            out.addmm_(y[slab].t(), rows)
+            out.addmm_(y[slab].t(), rows, beta=min(start, 1), alpha=factor)
         else:
-            out.add_(y[slab].t() @ rows)
-    return out.mul_(gain).to(y.dtype)
+            product = (y[slab].t() @ rows).to(dtype)
+            out = out.add_(product, alpha=factor) if start else product.mul_(factor)
+    return (out.mul_(gain) if isinstance(gain, Tensor) else out).to(y.dtype)
+
+
+def _dither(x: Tensor, seed: Tensor) -> torch.Generator:
+    """Return the generator of the random numbers that rounding x takes."""
+    return generator_at(int(seed) ^ _DITHER_STREAM, x.device)

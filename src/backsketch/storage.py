@@ -21,12 +21,13 @@ GROUP = 128
 _GOLDEN = 0.6180339887498949
 
 
-def pack(x: Tensor, bits: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def pack(x: Tensor, bits: int, generator: torch.Generator, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Round x at random to ``bits`` bits: (rows, features) -> codes (rows, bytes), ranges (rows, groups, 2).
 
     ``ranges`` holds each group's least value and step. A group with NaN or infinity comes back without a finite value.
+    With ``chosen``, the indices of some rows, only these are stored; they are never all copied at once.
     """
-    rows, features = x.shape
+    rows, features = len(x) if chosen is None else len(chosen), x.shape[1]
     dtype = compute_dtype(x.dtype)
     levels = 2**bits - 1
     groups = group_count(features)
@@ -35,21 +36,25 @@ def pack(x: Tensor, bits: int, generator: torch.Generator) -> tuple[Tensor, Tens
     shift = torch.rand(rows, 1, generator=generator, device=x.device, dtype=torch.float32).to(dtype)
     column = _column_dither(groups, x.device, dtype)
     for slab in row_slabs(rows, features):
-        values = _grouped(x[slab].to(dtype), groups)
+        part = x[slab] if chosen is None else x.index_select(0, chosen[slab])
+        values = _grouped(part.to(dtype), groups)
         least, step, inverse = _grid(values, levels)
         dither = torch.add(shift[slab], column).frac_().view_as(values)
         dither.sub_(least * inverse).addcmul_(values, inverse).clamp_(0, levels)
-        codes[slab] = _join(dither.view(len(values), -1).to(torch.uint8), bits, codes.shape[1])
+        _join(dither.view(len(values), -1).to(torch.uint8), bits, out=codes[slab])
         torch.cat((least, step), dim=-1, out=ranges[slab])
     return codes, ranges
 
 
-def unpack(codes: Tensor, ranges: Tensor, bits: int, features: int, dtype: torch.dtype) -> Tensor:
-    """Return the stored values: codes (rows, bytes), ranges (rows, groups, 2) -> (rows, features)."""
+def unpack(codes: Tensor, ranges: Tensor, bits: int, features: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """Return ``scale`` times the stored values: codes (rows, bytes), ranges (rows, groups, 2) -> (rows, features).
+
+    At a scale of 1/2 no group overflows on the way, however far its values are apart.
+    """
     groups = ranges.shape[1]
     values = _split(codes, bits, groups * GROUP).to(ranges.dtype).view(len(codes), groups, GROUP)
-    least, step = ranges[..., :1], ranges[..., 1:]
-    return torch.addcmul(least, values, step, out=values).view(len(codes), groups * GROUP)[:, :features].to(dtype)
+    least, step = (ranges * scale).unsqueeze(-1).unbind(2)
+    return values.mul_(step).add_(least).view(len(codes), groups * GROUP)[:, :features].to(dtype)
 
 
 def rounding_variance(x: Tensor, bits: int) -> Tensor:
@@ -109,15 +114,16 @@ def _grouped(x: Tensor, groups: int) -> Tensor:
     return x.reshape(len(x), groups, GROUP)
 
 
-def _join(codes: Tensor, bits: int, width: int) -> Tensor:
-    """Put 8/bits codes in a byte, in place; neighbours there come from different parts of the row, sliced whole."""
+def _join(codes: Tensor, bits: int, *, out: Tensor) -> None:
+    """Put 8/bits codes in a byte; neighbours in a byte come from different parts of the row, so slices stay whole."""
+    width = out.shape[1]
     if bits == 8:
-        return codes[:, :width]
+        out.copy_(codes[:, :width])
+        return
     codes.bitwise_and_(2**bits - 1)  # what NaN became must not spill into its neighbours
     joined = codes[:, :width]
     for part in range(1, 8 // bits):
-        joined.add_(codes[:, part * width : (part + 1) * width], alpha=2 ** (part * bits))
-    return joined
+        joined = torch.add(joined, codes[:, part * width : (part + 1) * width], alpha=2 ** (part * bits), out=out)
 
 
 def _split(joined: Tensor, bits: int, count: int) -> Tensor:
