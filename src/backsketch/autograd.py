@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -124,26 +123,9 @@ class _SketchedLinear(torch.autograd.Function):
         return _forward(*inputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch._C._are_functorch_transforms_active():
-            check_backward()
-        if grad_out is None:
-            return (None,) * len(ctx.needs_input_grad)
-        weight, valid, *kept = ctx.saved_tensors
-        y = as_rows(grad_out)
-        grad_x = grad_weight = grad_bias = None
-        with _without_autocast(grad_out.device.type):
-            if valid is not None:
-                check_promise(valid, y)
-            if ctx.needs_input_grad[1]:  # first, so that the compressed Y is gone before ∂x is there
-                estimate = traced_weight_gradient if torch.compiler.is_compiling() else weight_gradient
-                grad_weight = estimate(tuple(kept), y, ctx.config, ctx.in_features, valid).to(ctx.weight_dtype)
-            if ctx.needs_input_grad[0]:
-                grad_x = grad_out @ weight.to(grad_out.dtype)
-            if ctx.needs_input_grad[2]:
-                grad_bias = y.sum(0).to(ctx.bias_dtype)
-        return grad_x, grad_weight, grad_bias, None, None, None, *(None for _ in kept)
+        # To refuse a second derivative takes as long as a small GEMM, and only create_graph=True can ask for one.
+        return _backward_once(ctx, grad_out) if torch.is_grad_enabled() else _backward(ctx, grad_out)
 
 
 class _TransformedLinear(_SketchedLinear):
@@ -156,5 +138,32 @@ class _TransformedLinear(_SketchedLinear):
         _remember(ctx, inputs)
 
 
-def _without_autocast(device: str) -> AbstractContextManager[object]:
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+def _backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
+    if torch._C._are_functorch_transforms_active():
+        check_backward()
+    if grad_out is None:
+        return (None,) * len(ctx.needs_input_grad)
+    device = grad_out.device.type
+    if not torch.is_autocast_enabled(device):
+        return _gradients(ctx, grad_out)
+    with torch.autocast(device, enabled=False):
+        return _gradients(ctx, grad_out)
+
+
+_backward_once = once_differentiable(_backward)
+
+
+def _gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    weight, valid, *kept = ctx.saved_tensors
+    y = as_rows(grad_out)
+    grad_x = grad_weight = grad_bias = None
+    if valid is not None:
+        check_promise(valid, y)
+    if ctx.needs_input_grad[1]:  # first, so that the compressed Y is gone before ∂x is there
+        estimate = traced_weight_gradient if torch.compiler.is_compiling() else weight_gradient
+        grad_weight = estimate(tuple(kept), y, ctx.config, ctx.in_features, valid).to(ctx.weight_dtype)
+    if ctx.needs_input_grad[0]:
+        grad_x = grad_out @ weight.to(grad_out.dtype)
+    if ctx.needs_input_grad[2]:
+        grad_bias = y.sum(0).to(ctx.bias_dtype)
+    return grad_x, grad_weight, grad_bias, None, None, None, *(None for _ in kept)
