@@ -1,6 +1,7 @@
 """torch.compile: one graph, the right gradient, and nothing more kept than eager keeps."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -298,6 +299,14 @@ def test_graph_breaks_around_layers_are_harmless():
 
     model = sketch_(Breaking(), SketchConfig(ratio=0.25))
     check_unbiased(torch.compile(model, backend="aot_eager"), model)
+
+
+def test_the_operators_take_every_field_of_a_config():
+    """A field that is forgotten there would be at its default in every compiled layer."""
+    config = SketchConfig(kind="hash", dim=3, min_dim=2, max_dim=9, block=4, bits=8, center=True)
+    assert set(ops._FIELDS) == {field.name for field in dataclasses.fields(SketchConfig)}
+    for each in (config, SketchConfig(ratio=0.3)):
+        assert ops._config(*ops._fields(each)) == each
 
 
 @pytest.mark.parametrize("config", list(HEADS.values()), ids=list(HEADS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .config import SketchConfig, check_config
+from .inputs import as_rows, autocast_to, check_inputs
 from .kept import keep, weight_gradient
 from .ops import traced_keep, traced_weight_gradient
 from .padding import check_promise, valid_for
@@ -41,7 +41,7 @@ def sketched_linear(
         return F.linear(x, weight, bias)
     if not weight.requires_grad:
         return F.linear(x, weight, bias)
-    _check(x, weight)
+    check_inputs(x, weight)
     config = SketchConfig.recommended() if config is None else check_config(config)
     if seed is None and config.keeps_all:  # an operator would have to copy x to keep it
         return F.linear(x, weight, bias)
@@ -55,7 +55,7 @@ def sketched_linear(
 def _run(
     x: Tensor, weight: Tensor, bias: Tensor | None, config: SketchConfig, seed: Tensor | None, cast: torch.dtype | None
 ) -> Tensor:
-    source, x = x, _cast(x, cast)
+    source, x = x, autocast_to(x, cast)
     if seed is None:  # compiling: the operator draws it, and the compiler shares
         valid, kept = None, traced_keep(as_rows(x.detach()), config)
     else:
@@ -64,24 +64,6 @@ def _run(
     function = _TransformedLinear if torch._C._are_functorch_transforms_active() else _SketchedLinear
     out: Tensor = function.apply(x, weight, bias, config, cast, valid, *kept)  # type: ignore[no-untyped-call]
     return out
-
-
-def _check(x: Tensor, weight: Tensor) -> None:
-    """Raise for what F.linear may take and a sketch cannot."""
-    if weight.is_complex():
-        raise TypeError(f"weight must be of a real floating-point type to be trained from a sketch, got {weight.dtype}")
-    if x.layout is not torch.strided or x.is_nested:
-        raise TypeError(f"x must be a dense tensor to be sketched, got one of layout {x.layout}")
-    if weight.dim() != 2 or x.dim() == 0:
-        raise ValueError(
-            "x must be (..., in_features) and weight (out_features, in_features), "
-            f"got shapes {tuple(x.shape)} and {tuple(weight.shape)}"
-        )
-
-
-def as_rows(x: Tensor) -> Tensor:
-    """Flatten all leading dimensions: (..., features) -> (rows, features)."""
-    return x if x.dim() == 2 else x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
 def _forward(
@@ -94,14 +76,7 @@ def _forward(
     *kept: Tensor,
 ) -> Tensor:
     # Not by autocast itself, whose cache would hand this detached copy to other users of the weight.
-    return F.linear(x, _cast(weight, cast), None if bias is None else _cast(bias, cast))
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Cast as autocast does: what is floating-point, but not fp64."""
-    if dtype is None or tensor.dtype == torch.float64 or not tensor.is_floating_point():
-        return tensor
-    return tensor.to(dtype)
+    return F.linear(x, autocast_to(weight, cast), None if bias is None else autocast_to(bias, cast))
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
@@ -124,26 +99,9 @@ class _SketchedLinear(torch.autograd.Function):
         return _forward(*inputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch._C._are_functorch_transforms_active():
-            check_backward()
-        if grad_out is None:
-            return (None,) * len(ctx.needs_input_grad)
-        weight, valid, *kept = ctx.saved_tensors
-        y = as_rows(grad_out)
-        grad_x = grad_weight = grad_bias = None
-        with _without_autocast(grad_out.device.type):
-            if valid is not None:
-                check_promise(valid, y)
-            if ctx.needs_input_grad[1]:  # first, so that the compressed Y is gone before ∂x is there
-                estimate = traced_weight_gradient if torch.compiler.is_compiling() else weight_gradient
-                grad_weight = estimate(tuple(kept), y, ctx.config, ctx.in_features, valid).to(ctx.weight_dtype)
-            if ctx.needs_input_grad[0]:
-                grad_x = grad_out @ weight.to(grad_out.dtype)
-            if ctx.needs_input_grad[2]:
-                grad_bias = y.sum(0).to(ctx.bias_dtype)
-        return grad_x, grad_weight, grad_bias, None, None, None, *(None for _ in kept)
+        # To refuse a second derivative takes as long as a small GEMM, and only create_graph=True can ask for one.
+        return _backward_once(ctx, grad_out) if torch.is_grad_enabled() else _backward(ctx, grad_out)
 
 
 class _TransformedLinear(_SketchedLinear):
@@ -156,5 +114,32 @@ class _TransformedLinear(_SketchedLinear):
         _remember(ctx, inputs)
 
 
-def _without_autocast(device: str) -> AbstractContextManager[object]:
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+def _backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
+    if torch._C._are_functorch_transforms_active():
+        check_backward()
+    if grad_out is None:
+        return (None,) * len(ctx.needs_input_grad)
+    device = grad_out.device.type
+    if not torch.is_autocast_enabled(device):
+        return _gradients(ctx, grad_out)
+    with torch.autocast(device, enabled=False):
+        return _gradients(ctx, grad_out)
+
+
+_backward_once = once_differentiable(_backward)
+
+
+def _gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    weight, valid, *kept = ctx.saved_tensors
+    y = as_rows(grad_out)
+    grad_x = grad_weight = grad_bias = None
+    if valid is not None:
+        check_promise(valid, y)
+    if ctx.needs_input_grad[1]:  # first, so that the compressed Y is gone before ∂x is there
+        estimate = traced_weight_gradient if torch.compiler.is_compiling() else weight_gradient
+        grad_weight = estimate(tuple(kept), y, ctx.config, ctx.in_features, valid).to(ctx.weight_dtype)
+    if ctx.needs_input_grad[0]:
+        grad_x = grad_out @ weight.to(grad_out.dtype)
+    if ctx.needs_input_grad[2]:
+        grad_bias = y.sum(0).to(ctx.bias_dtype)
+    return grad_x, grad_weight, grad_bias, None, None, None, *(None for _ in kept)

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from .autograd import _SketchedLinear, as_rows
 from .config import SketchConfig, check_config
 from .conversion import Where, is_sketched
 from .estimate import KeptInput, Trace
+from .inputs import as_rows, input_of
+from .nodes import after_backward, sketch_node
 from .records import Record, Sums, settle, table
 
 _MOST_WAITING = 4096  # calls whose numbers may stay on the device: bounds what a long run holds there
@@ -154,13 +154,13 @@ class NoiseMonitor:
 
         A forward that checkpointing repeats leaves its trace with a node whose backward never runs: no duplicates.
         """
-        if torch.compiler.is_compiling() or (node := _sketch_node(output)) is None:
+        if torch.compiler.is_compiling() or (node := sketch_node(output)) is None:
             return
         self._called = True
-        x = as_rows(next(iter((*args, *kwargs.values()))).detach())
+        x = as_rows(input_of(args, kwargs).detach())
         if self._step % self.every == 0 and len(x):
-            trace = self._trace(x, _config(module), node.valid)  # type: ignore[attr-defined]
-            _after_backward(node, partial(self._count, self._step, name, trace))
+            trace = self._trace(x, check_config(module.config), node.valid)
+            after_backward(node, partial(self._count, self._step, name, trace))
 
     def _trace(self, x: Tensor, config: SketchConfig, valid: Tensor | None) -> Trace | KeptInput:
         if self.exact:
@@ -182,24 +182,3 @@ class NoiseMonitor:
         sums = self._steps.setdefault(step, {}).setdefault(name, Sums())
         sums.add(trace.blocks, trace.rows, trace.measure(as_rows(grad_out), grad_weight))
         self._waiting.append(sums)
-
-
-def _config(module: nn.Module) -> SketchConfig:
-    return check_config(module.config)
-
-
-def _sketch_node(output: Tensor) -> Node | None:
-    """Return the graph node of Algorithm 1 behind a layer's output; None if the layer ran as a plain one."""
-    node = output.grad_fn
-    return node if type(node).__name__ == f"{_SketchedLinear.__name__}Backward" else None
-
-
-def _after_backward(node: Node, run: Callable[[Tensor, Tensor], None]) -> None:
-    """Call ``run(grad_weight, grad_out)`` after every backward through the node; the sketch's own ∂W is its input 1."""
-
-    def hook(grad_inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor | None, ...]) -> None:
-        grad_weight, grad_out = grad_inputs[1], grad_outputs[0]
-        if grad_weight is not None and grad_out is not None:
-            run(grad_weight, grad_out)
-
-    node.register_hook(hook)

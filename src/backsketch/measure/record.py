@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..conversion import sketched_type
+from ..inputs import input_of
 from ..memory import saved_memory
 from ..padding import masked_rows
 from ..sharing import identity
@@ -74,7 +75,7 @@ class _RunningLayer(RunningModule):
     def entered(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().entered(name, module, args, kwargs)
         if sketched_type(module) is not None and module.weight.requires_grad:
-            x: Tensor = args[0] if args else next(iter(kwargs.values()))
+            x = input_of(args, kwargs)
             self.call = _OpenCall(name, module, x.detach(), identity(x), masked_rows(x))
             self.calls.append(self.call)
 
