@@ -10,21 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import paths  # noqa: F401
 import torch
-from activations import Activation, add_arguments, collect, token_layers, trained_subject
 from deflated import DeflatedLinear, Deflation
-from frontier import settings
-from frontier_points import main_layer
-from record import write_record
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from timing import best_times
 from torch import Tensor, nn
 
 from backsketch import SketchConfig, noise, sketch_, valid_rows
+from backsketch.results import write_record
 from backsketch.storage import stored_bytes
+from backsketch_bench.activations import Activation, add_arguments, collect, token_layers, trained_subject
+from backsketch_bench.frontier import settings
+from backsketch_bench.frontier_points import main_layer
+from backsketch_bench.timing import best_times
 
 BUDGETS = (0.1, 0.05, 0.03)
 

@@ -1,6 +1,7 @@
 """torch.compile: one graph, the right gradient, and nothing more kept than eager keeps."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from backsketch import SketchConfig, SketchedLinear, ops, sketch_, unsketch_, valid_rows
-from backsketch.padding import _stack
+from backsketch.padding import _in_force
 from cases import every_config, gradients, saved_storages, within_five_standard_errors
 
 pytestmark = [  # torch warns of what its own compiler does
@@ -273,8 +274,7 @@ def test_masks_do_nothing_to_compiled_layers_and_leave_nothing_behind():
             return model(x)
 
     check_unbiased(inside, model, samples=50)
-    assert not _stack.masks
-    assert not _stack.owners
+    assert not _in_force.stack
 
 
 def test_a_failed_compilation_lifts_no_mask_that_it_did_not_set():
@@ -287,7 +287,7 @@ def test_a_failed_compilation_lifts_no_mask_that_it_did_not_set():
     mask = torch.ones(1, ROWS, dtype=torch.long)
     with pytest.raises(torch._dynamo.exc.Unsupported):
         compiled(model, "aot_eager")(torch.randn(1, ROWS, FEATURES), attention_mask=mask)
-    assert not _stack.masks
+    assert not _in_force.stack
 
 
 def test_graph_breaks_around_layers_are_harmless():
@@ -299,6 +299,14 @@ def test_graph_breaks_around_layers_are_harmless():
 
     model = sketch_(Breaking(), SketchConfig(ratio=0.25))
     check_unbiased(torch.compile(model, backend="aot_eager"), model)
+
+
+def test_the_operators_take_every_field_of_a_config():
+    """A field that is forgotten there would be at its default in every compiled layer."""
+    config = SketchConfig(kind="hash", dim=3, min_dim=2, max_dim=9, block=4, bits=8, center=True)
+    assert set(ops._FIELDS) == {field.name for field in dataclasses.fields(SketchConfig)}
+    for each in (config, SketchConfig(ratio=0.3)):
+        assert ops._config(*ops._fields(each)) == each
 
 
 @pytest.mark.parametrize("config", list(HEADS.values()), ids=list(HEADS))

@@ -10,9 +10,10 @@ from backsketch import SketchConfig
 
 pytest.importorskip("rich")
 
-from activations import Activation
 from deflated import DeflatedLinear, Deflation
 from deflation import WAYS, Way, compare, table
+
+from backsketch_bench.activations import Activation
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 ROWS, FEATURES, OUT = 48, 40, 6

@@ -13,14 +13,14 @@ from backsketch import SketchConfig, noise
 pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
-import frontier
-from activations import collect, token_layers, train, trained_subject
-from byte_model import Size, byte_subject
-from frontier_choices import Choice, grid, row_share, within
-from frontier_figure import draw, write_figure
-from frontier_points import kept_share, main_layer, measure, step_times
-from frontier_report import budget_table, settings_table
-from record import write_record
+from backsketch.results import write_record
+from backsketch_bench import frontier
+from backsketch_bench.activations import collect, token_layers, train, trained_subject
+from backsketch_bench.byte_model import Size, byte_subject
+from backsketch_bench.frontier_choices import Choice, grid, row_share, within
+from backsketch_bench.frontier_figure import draw, write_figure
+from backsketch_bench.frontier_points import kept_share, main_layer, measure, step_times
+from backsketch_bench.frontier_report import budget_table, settings_table
 
 ROOT = Path(__file__).parent.parent
 REPORT = ROOT / "benchmarks" / "reports" / "frontier.json"

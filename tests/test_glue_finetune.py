@@ -140,6 +140,11 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(step, budget, place, tmp_
     assert not list((tmp_path / "parts").glob("checkpoint-*"))
 
 
+def test_evaluation_comes_when_asked_for_and_after_the_last_step(place, tmp_path):
+    record = finetune(settings(place, eval_every=4), tmp_path)
+    assert [point["step"] for point in record["results"]["curves"]["eval"]] == [4, 6]
+
+
 def test_ctrl_c_in_the_last_step_ends_a_run_that_is_finished(place, tmp_path):
     assert finetune(settings(place), tmp_path, callbacks=(Press(5),))["results"]["steps"] == 6
 
@@ -207,3 +212,23 @@ def test_a_pretrained_model_learns_a_real_task(tmp_path):
         eval_rows=300,
     )
     assert finetune(chosen, tmp_path)["results"]["metrics"]["accuracy"] > 0.75
+
+
+class Hooks(TrainerCallback):
+    """Count what runs before the model's forward in the first step: following the attention mask is a hook."""
+
+    def on_step_begin(self, args, state, control, model, **kwargs):
+        self.count = len(model._forward_pre_hooks)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_padded_rows_are_sketched_only_when_asked_for(place, tmp_path, ignored):
+    hooks = Hooks()
+    chosen = settings(place, max_steps=1, noise_every=0, save_model=False, ignore_mask=ignored)
+    finetune(chosen, tmp_path, callbacks=(hooks,))
+    assert hooks.count == (0 if ignored else 1)
+
+
+def test_ignoring_the_mask_needs_a_sketch(place):
+    with pytest.raises(ValueError, match="ignore_mask"):
+        settings(place, config=None, ignore_mask=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .config import SketchConfig
+from .config import SketchConfig, check_config
+from .inputs import as_rows, autocast_to, check_inputs
 from .kept import keep, weight_gradient
 from .ops import traced_keep, traced_weight_gradient
 from .padding import check_promise, valid_for
@@ -41,13 +41,12 @@ def sketched_linear(
         return F.linear(x, weight, bias)
     if not weight.requires_grad:
         return F.linear(x, weight, bias)
-    if weight.is_complex():
-        raise TypeError(f"weight must be of a real floating-point type to be trained from a sketch, got {weight.dtype}")
-    config = SketchConfig.recommended() if config is None else config
+    check_inputs(x, weight)
+    config = SketchConfig.recommended() if config is None else check_config(config)
     if seed is None and config.keeps_all:  # an operator would have to copy x to keep it
         return F.linear(x, weight, bias)
     device = x.device.type
-    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+    if not torch.is_autocast_enabled(device):
         return _run(x, weight, bias, config, seed, None)
     with torch.autocast(device, enabled=False):
         return _run(x, weight, bias, config, seed, torch.get_autocast_dtype(device))
@@ -56,20 +55,15 @@ def sketched_linear(
 def _run(
     x: Tensor, weight: Tensor, bias: Tensor | None, config: SketchConfig, seed: Tensor | None, cast: torch.dtype | None
 ) -> Tensor:
-    source, x = x, x if cast is None else x.to(cast)
+    source, x = x, autocast_to(x, cast)
     if seed is None:  # compiling: the operator draws it, and the compiler shares
         valid, kept = None, traced_keep(as_rows(x.detach()), config)
     else:
-        valid = valid_for(x, int(seed))
+        valid = valid_for(x, seed)
         kept = shared(source, (config, cast, id(valid)), lambda: keep(as_rows(x.detach()), config, seed, valid))
     function = _TransformedLinear if torch._C._are_functorch_transforms_active() else _SketchedLinear
     out: Tensor = function.apply(x, weight, bias, config, cast, valid, *kept)  # type: ignore[no-untyped-call]
     return out
-
-
-def as_rows(x: Tensor) -> Tensor:
-    """Flatten all leading dimensions: (..., features) -> (rows, features)."""
-    return x if x.dim() == 2 else x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
 def _forward(
@@ -81,9 +75,8 @@ def _forward(
     valid: Tensor | None,
     *kept: Tensor,
 ) -> Tensor:
-    if cast is not None:  # not by autocast, whose cache would hand this detached copy to other users of the weight
-        weight, bias = weight.to(cast), None if bias is None else bias.to(cast)
-    return F.linear(x, weight, bias)
+    # Not by autocast itself, whose cache would hand this detached copy to other users of the weight.
+    return F.linear(x, autocast_to(weight, cast), None if bias is None else autocast_to(bias, cast))
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
@@ -106,26 +99,9 @@ class _SketchedLinear(torch.autograd.Function):
         return _forward(*inputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch._C._are_functorch_transforms_active():
-            check_backward()
-        if grad_out is None:
-            return (None,) * len(ctx.needs_input_grad)
-        weight, valid, *kept = ctx.saved_tensors
-        y = as_rows(grad_out)
-        grad_x = grad_weight = grad_bias = None
-        with _without_autocast(grad_out.device.type):
-            if valid is not None:
-                check_promise(valid, y)
-            if ctx.needs_input_grad[1]:  # first, so that the compressed Y is gone before ∂x is there
-                estimate = traced_weight_gradient if torch.compiler.is_compiling() else weight_gradient
-                grad_weight = estimate(tuple(kept), y, ctx.config, ctx.in_features, valid).to(ctx.weight_dtype)
-            if ctx.needs_input_grad[0]:
-                grad_x = grad_out @ weight.to(grad_out.dtype)
-            if ctx.needs_input_grad[2]:
-                grad_bias = y.sum(0).to(ctx.bias_dtype)
-        return grad_x, grad_weight, grad_bias, None, None, None, *(None for _ in kept)
+        # To refuse a second derivative takes as long as a small GEMM, and only create_graph=True can ask for one.
+        return _backward_once(ctx, grad_out) if torch.is_grad_enabled() else _backward(ctx, grad_out)
 
 
 class _TransformedLinear(_SketchedLinear):
@@ -138,5 +114,32 @@ class _TransformedLinear(_SketchedLinear):
         _remember(ctx, inputs)
 
 
-def _without_autocast(device: str) -> AbstractContextManager[object]:
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+def _backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
+    if torch._C._are_functorch_transforms_active():
+        check_backward()
+    if grad_out is None:
+        return (None,) * len(ctx.needs_input_grad)
+    device = grad_out.device.type
+    if not torch.is_autocast_enabled(device):
+        return _gradients(ctx, grad_out)
+    with torch.autocast(device, enabled=False):
+        return _gradients(ctx, grad_out)
+
+
+_backward_once = once_differentiable(_backward)
+
+
+def _gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    weight, valid, *kept = ctx.saved_tensors
+    y = as_rows(grad_out)
+    grad_x = grad_weight = grad_bias = None
+    if valid is not None:
+        check_promise(valid, y)
+    if ctx.needs_input_grad[1]:  # first, so that the compressed Y is gone before ∂x is there
+        estimate = traced_weight_gradient if torch.compiler.is_compiling() else weight_gradient
+        grad_weight = estimate(tuple(kept), y, ctx.config, ctx.in_features, valid).to(ctx.weight_dtype)
+    if ctx.needs_input_grad[0]:
+        grad_x = grad_out @ weight.to(grad_out.dtype)
+    if ctx.needs_input_grad[2]:
+        grad_bias = y.sum(0).to(ctx.bias_dtype)
+    return grad_x, grad_weight, grad_bias, None, None, None, *(None for _ in kept)

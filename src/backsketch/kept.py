@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from .config import SketchConfig
+from .seeds import generator_at
 from .sketches import Sketch, Whole, make_sketch
 from .sketches.base import compute_dtype
 from .sketches.rows import Rows, ValidRows
 from .storage import pack, row_slabs, stored_bytes, unpack
+
+SEED_BYTES = 8
 
 _UNPACKED_ROWS = 2048  # rows turned back from codes at once: few enough to be small, enough for a good GEMM
 _DITHER_STREAM = 0x5DEECE66D  # keeps the dither's random numbers apart from the sketch's
@@ -26,9 +29,10 @@ def keep(x: Tensor, config: SketchConfig, seed: Tensor, valid: Tensor | None = N
         return seed, x
     if config.bits is not None and type(sketch) is Rows and not config.center:
         return seed, *pack(x, config.bits, _dither(x, seed), sketch.chosen(x.device))
-    if valid is not None and not isinstance(sketch, ValidRows):
-        x = x.masked_fill(~valid.unsqueeze(1), 0)
-    rows = sketch.compress(x)
+    counted = x
+    if valid is not None and not isinstance(sketch, ValidRows):  # which leaves out the others itself
+        counted = x.masked_fill(~valid.unsqueeze(1), 0)
+    rows = sketch.compress(counted)
     mean: tuple[Tensor, ...] = ()
     if config.center:
         mean = (_mean_row(x, valid),)
@@ -46,12 +50,11 @@ def weight_gradient(
     seed, *stored = kept
     sketch = sketch_for(config, len(y), seed, valid)
     compressed = sketch.compress(y)
-    exact = isinstance(sketch, Whole) and config.bits is None
     if config.bits is None:
         gradient = _product(compressed, stored[0], sketch.gain)
     else:
         gradient = _packed_product(compressed, stored[0], stored[1], config.bits, in_features, sketch.gain)
-    if config.center and not exact:
+    if config.center and not config.keeps_input(len(y)):
         total = y.sum(0, dtype=compute_dtype(y.dtype))
         gradient = gradient.to(total.dtype).addr_(total, stored[-1].to(total.dtype)).to(y.dtype)
     return gradient
@@ -67,10 +70,8 @@ def sketch_for(config: SketchConfig, rows: int, seed: Tensor, valid: Tensor | No
 
 def kept_bytes(config: SketchConfig, rows: int, in_features: int, itemsize: int) -> int:
     """Return how many bytes ``keep`` keeps of an input, the seed included."""
-    dim = config.dim_for(rows)
-    exact = dim == rows and config.bits is None
-    mean = in_features * itemsize if config.center and not exact else 0
-    return stored_bytes(dim, in_features, config.bits, itemsize) + mean + 8
+    mean = in_features * itemsize if config.center and not config.keeps_input(rows) else 0
+    return stored_bytes(config.dim_for(rows), in_features, config.bits, itemsize) + mean + SEED_BYTES
 
 
 def _mean_row(x: Tensor, valid: Tensor | None) -> Tensor:
@@ -111,6 +112,4 @@ def _packed_product(y: Tensor, codes: Tensor, ranges: Tensor, bits: int, feature
 
 def _dither(x: Tensor, seed: Tensor) -> torch.Generator:
     """Return the generator of the random numbers that rounding x takes."""
-    generator = torch.Generator(device=x.device)
-    generator.manual_seed(int(seed) ^ _DITHER_STREAM)
-    return generator
+    return generator_at(int(seed) ^ _DITHER_STREAM, x.device)

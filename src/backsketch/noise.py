@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .autograd import as_rows
 from .blocks import blocks_of
 from .config import SketchConfig
+from .inputs import as_rows
 from .rounding import Rounding, mixes_rows
 from .seen import Seen
 from .variance import Side, added_variance, moments

@@ -20,7 +20,18 @@ from .seeds import draw_seed
 from .sketches.base import compute_dtype
 from .storage import group_count, packed_bytes
 
-_CONFIG_SCHEMA = "str kind, float? ratio, int? dim, int min_dim, int? max_dim, int? block, int? bits, bool center"
+# A config crosses into a graph field by field: an operator takes plain values alone.
+_FIELDS = {
+    "kind": "str",
+    "ratio": "float?",
+    "dim": "int?",
+    "min_dim": "int",
+    "max_dim": "int?",
+    "block": "int?",
+    "bits": "int?",
+    "center": "bool",
+}
+_CONFIG_SCHEMA = ", ".join(f"{kind} {name}" for name, kind in _FIELDS.items())
 
 # A generator made and seeded in the middle of a captured CUDA graph would be frozen into it.
 _TAGS: dict[str, Any] = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
@@ -81,21 +92,9 @@ def _(kept: list[Tensor], y: Tensor, in_features: int, valid: Tensor | None, *fi
 
 
 def _fields(config: SketchConfig) -> tuple[Any, ...]:
-    return (
-        config.kind,
-        config.ratio,
-        config.dim,
-        config.min_dim,
-        config.max_dim,
-        config.block,
-        config.bits,
-        config.center,
-    )
+    return tuple(getattr(config, name) for name in _FIELDS)
 
 
 @lru_cache(maxsize=1024)
 def _config(*fields: Any) -> SketchConfig:
-    kind, ratio, dim, min_dim, max_dim, block, bits, center = fields
-    return SketchConfig(
-        kind=kind, ratio=ratio, dim=dim, min_dim=min_dim, max_dim=max_dim, block=block, bits=bits, center=center
-    )
+    return SketchConfig(**dict(zip(_FIELDS, fields, strict=True)))

@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from .config import SketchConfig
-from .conversion import Configs, configs_for, exact_type, sketch_, sketched_type, unsketch_
+from .conversion import Configs, configs_for, present_configs, sketch_, sketched_type, unsketch_
 from .measure.ledger import Chosen, Ledger
 from .measure.record import record_ledger
 from .measure.step import Loss, forward_to_loss, on_meta, to_device_of
@@ -36,7 +35,8 @@ def profile(
     """
     args, kwargs = to_device_of(model, (args, kwargs))
     forward = partial(forward_to_loss, model, args, kwargs, loss)
-    chosen = _present_configs(model) if config is None else configs_for(model, config)
+    present = present_configs(model) if config is None else {}
+    chosen = present or configs_for(model, config)
     with untouched(model, (args, kwargs)):
         follow_attention_mask(unsketch_(model))
         ledger = record_ledger(model, forward)
@@ -91,9 +91,3 @@ def _layers(model: nn.Module, ledger: Ledger, chosen: Chosen, unpaid: Mapping[st
 def _shares_with(name: str, ledger: Ledger) -> tuple[str, ...]:
     members = dict.fromkeys(other for group in ledger.groups if name in group for other in group)
     return tuple(other for other in members if other != name)
-
-
-def _present_configs(model: nn.Module) -> dict[str, SketchConfig]:
-    """Return the configs of a converted model, or the recommended one for all layers."""
-    present = {name: module.config for name, module in model.named_modules() if exact_type(module) is not None}
-    return present or configs_for(model)

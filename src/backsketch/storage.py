@@ -8,7 +8,9 @@ the gradient's noise to be that of independent rounding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -32,7 +34,7 @@ def pack(x: Tensor, bits: int, generator: torch.Generator, chosen: Tensor | None
     codes = x.new_empty(rows, packed_bytes(features, bits), dtype=torch.uint8)
     ranges = x.new_empty(rows, groups, 2, dtype=dtype)
     shift = torch.rand(rows, 1, generator=generator, device=x.device, dtype=torch.float32).to(dtype)
-    column = (torch.arange(groups * GROUP, device=x.device, dtype=torch.float64) * _GOLDEN).frac().to(dtype)
+    column = _column_dither(groups, x.device, dtype)
     for slab in row_slabs(rows, features):
         part = x[slab] if chosen is None else x.index_select(0, chosen[slab])
         values = _grouped(part.to(dtype), groups)
@@ -61,7 +63,7 @@ def rounding_variance(x: Tensor, bits: int) -> Tensor:
     A value that lies the fraction f of a step above a level is rounded up with probability f: step² · f(1 − f).
     """
     rows, features = x.shape
-    values = _grouped(x, -(-features // GROUP))
+    values = _grouped(x, group_count(features))
     least, step, inverse = _grid(values, 2**bits - 1)
     fraction = ((values - least) * inverse).frac()
     return (step.square() * fraction * (1 - fraction)).view(rows, -1)[:, :features].sum(1)
@@ -90,12 +92,18 @@ def row_slabs(rows: int, features: int) -> Iterator[slice]:
     return (slice(start, min(start + height, rows)) for start in range(0, rows, height))
 
 
+@lru_cache(maxsize=64)
+def _column_dither(groups: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return frac(φ·column): (groups · GROUP,)."""
+    column = torch.arange(groups * GROUP, device=device, dtype=torch.float64)
+    return (column * _GOLDEN).frac().to(dtype)
+
+
 def _grid(values: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return each group's least value, step, and 1/step, which is 0 for a constant group: its code 0 is exact."""
     least, largest = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
     step = largest / levels - least / levels  # not (largest - least): that may overflow
-    inverse = step.reciprocal()
-    return least, step, inverse.masked_fill_(inverse.isinf(), 0)
+    return least, step, step.reciprocal().nan_to_num_(nan=math.nan, posinf=0)
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:
@@ -115,13 +123,15 @@ def _join(codes: Tensor, bits: int, *, out: Tensor) -> None:
     codes.bitwise_and_(2**bits - 1)  # what NaN became must not spill into its neighbours
     joined = codes[:, :width]
     for part in range(1, 8 // bits):
-        joined = torch.bitwise_or(joined, codes[:, part * width : (part + 1) * width] << (part * bits), out=out)
+        joined = torch.add(joined, codes[:, part * width : (part + 1) * width], alpha=2 ** (part * bits), out=out)
 
 
 def _split(joined: Tensor, bits: int, count: int) -> Tensor:
-    width = joined.shape[1]
+    width, last = joined.shape[1], 8 // bits - 1
     codes = joined.new_empty(len(joined), count)
-    for part in range(8 // bits):
+    for part in range(last + 1):
         target = codes[:, part * width : (part + 1) * width]
-        torch.bitwise_right_shift(joined, part * bits, out=target).bitwise_and_(2**bits - 1)
+        torch.bitwise_right_shift(joined, part * bits, out=target)
+        if part < last:  # nothing is left above the last part
+            target.bitwise_and_(2**bits - 1)
     return codes

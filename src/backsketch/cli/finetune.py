@@ -36,6 +36,9 @@ def finetune(
         list[str] | None,
         Option(help="Glob over layers left exact; repeatable. By default the heads.", rich_help_panel=SKETCH),
     ] = None,
+    ignore_mask: Annotated[
+        bool, Option("--ignore-mask", help="Sketch padded rows too, as the paper does.", rich_help_panel=SKETCH)
+    ] = False,
     exact: Annotated[bool, Option("--exact", help="Train without sketches.", rich_help_panel=SKETCH)] = False,
     epochs: Annotated[int | None, Option(help="10.", rich_help_panel=RECIPE)] = None,
     batch_size: Annotated[int | None, Option(help="16 or 32.", rich_help_panel=RECIPE)] = None,
@@ -51,6 +54,7 @@ def finetune(
     max_steps: Annotated[int | None, Option(help="Train so many steps instead.", rich_help_panel=RUN)] = None,
     train_rows: Annotated[int | None, Option(help="A fixed choice of examples.", rich_help_panel=RUN)] = None,
     eval_rows: Annotated[int | None, Option(help="A fixed choice of examples.", rich_help_panel=RUN)] = None,
+    eval_every: Annotated[int | None, Option(help="Evaluate each so-many-th step.", rich_help_panel=RUN)] = None,
     noise_every: Annotated[int | None, Option(help="Monitor each so-many-th step.", rich_help_panel=RUN)] = None,
     noise_layer: Annotated[
         list[str] | None,
@@ -101,10 +105,12 @@ def finetune(
             config=None if exact else config,
             budget=_budget(budget),
             exclude=None if exclude is None else tuple(glob for glob in exclude if glob),
+            ignore_mask=ignore_mask,
             recipe=recipe_for(find_task(task), **changes),
             max_steps=max_steps,
             train_rows=train_rows,
             eval_rows=eval_rows,
+            eval_every=eval_every,
             noise_every=noise_every,
             noise_layers=tuple(noise_layer or ()),
             seed=seed,

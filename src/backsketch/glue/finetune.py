@@ -32,8 +32,9 @@ from .metrics import evaluate
 from .noise_log import NoiseLog
 from .reading import Examples, read_task
 from .settings import Settings
-from .step_memory import step_memory
-from .watch import Clock, Progress, StopOnSignal
+from .step_memory import largest_batch, step_memory
+from .unmasked import SketchPaddingToo
+from .watch import Clock, EvaluateAtEnd, Progress, StopOnSignal
 
 _PACKAGES = ("transformers", "accelerate", "numpy", "scikit-learn", "scipy")
 _LOGS, _NOISE_LOGS = 200, 50
@@ -103,9 +104,12 @@ class _Run:
                 settings.config, budget=settings.budget, noise_every=noise_every or None, where=where
             )
         noise_log = NoiseLog(self.out / NOISE, settings.noise_layers, noise_every) if settings.noise_layers else None
-        sketching = [callback for callback in (sketch, noise_log) if callback is not None]  # conversion first
+        unmasked = SketchPaddingToo() if settings.ignore_mask else None
+        sketching = [each for each in (sketch, unmasked, noise_log) if each is not None]  # conversion first
         clock, stop = Clock(noise_every if sketch else None), StopOnSignal()
         trainer = self._trainer(steps, [*sketching, *_tensorboard(self.out), clock, stop, *callbacks])
+        if settings.eval_every is not None:
+            trainer.add_callback(EvaluateAtEnd())
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
         if progress:
@@ -161,7 +165,8 @@ class _Run:
             optim="adamw_torch_fused",
             max_grad_norm=recipe.clip,
             seed=self.settings.seed,
-            eval_strategy="epoch",
+            eval_strategy="epoch" if self.settings.eval_every is None else "steps",
+            eval_steps=self.settings.eval_every,
             save_strategy="epoch",
             save_total_limit=1,
             logging_steps=max(1, steps // _LOGS),
@@ -185,10 +190,9 @@ class _Run:
 
     def _memory(self, sketch: SketchCallback | None) -> dict[str, Any]:
         """Measure a step on the longest examples: the batch at which a run peaks."""
-        encoded = sorted(self._encoded(self.train), key=lambda example: -len(example["input_ids"]))
-        batch = DataCollatorWithPadding(self.tokenizer)(encoded[: self.settings.the_recipe.batch_size])
+        batch = largest_batch(self._encoded(self.train), self.tokenizer, self.settings.the_recipe.batch_size)
         configs = None if sketch is None else _configs(sketch)
-        return step_memory(self.model, dict(batch), configs, lambda name, module: not self.settings.excluded(name))
+        return step_memory(self.model, batch, configs, lambda name, module: not self.settings.excluded(name))
 
 
 def _configs(sketch: SketchCallback) -> Configs | None:

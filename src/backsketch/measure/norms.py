@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -10,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..autograd import as_rows
 from ..config import SketchConfig
+from ..inputs import as_rows, input_of
 from ..noise import sketch_variance
 from ..padding import masked_rows
 from ..sketches import SKETCHES
@@ -53,12 +54,15 @@ def added_noise(
             hook = model.get_submodule(name).register_forward_hook(_listen(calls, config, bits), with_kwargs=True)
             stack.callback(hook.remove)
         forward().backward()  # type: ignore[no-untyped-call]
+    for name, calls in noise.items():
+        if not all(math.isfinite(value) for call in calls for value in (call.sketching, *call.rounding.values())):
+            raise ValueError(f"the batch must give finite inputs and gradients, which layer {name} has not")
     return noise
 
 
 def _listen(calls: list[CallNoise], config: SketchConfig, bits: Collection[Bits]) -> Callable[..., None]:
     def ran(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        x = (args[0] if args else next(iter(kwargs.values()))).detach()
+        x = input_of(args, kwargs).detach()
         if output.requires_grad and torch.is_grad_enabled():
             valid = masked_rows(x)
             output.register_hook(lambda y: calls.append(_call_noise(as_rows(x), as_rows(y), valid, config, bits)))  # type: ignore[no-untyped-call]

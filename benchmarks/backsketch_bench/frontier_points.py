@@ -8,15 +8,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from activations import Activation
-from frontier_choices import PAPER, Choice
-from paper import paper_
 from rich.progress import track
-from timing import best_times
 from torch import Tensor, nn
 
 from backsketch import noise, sketch_, valid_rows
 from backsketch.kept import kept_bytes
+
+from .activations import Activation
+from .frontier_choices import PAPER, Choice
+from .paper import paper_
+from .timing import best_times
 
 
 @dataclass(frozen=True, slots=True)

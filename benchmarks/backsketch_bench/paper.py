@@ -29,6 +29,15 @@ def paper_(model: nn.Module, ratio: float) -> nn.Module:
     return model
 
 
+def unpaper_(model: nn.Module) -> nn.Module:
+    """Turn every layer that ``paper_`` converted back into nn.Linear, in place."""
+    for module in model.modules():
+        if type(module) is PaperLinear:
+            module.__class__ = nn.Linear
+            del module.ratio
+    return model
+
+
 class _Algorithm1(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, ratio: float) -> Tensor:

@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
-from paper import paper_
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 
-from backsketch import SketchConfig, sketch_
+from backsketch import SketchConfig, sketch_, unsketch_
+
+from .paper import paper_, unpaper_
 
 RATIOS = (0.5, 0.2, 0.1)
+
+Convert = Callable[[nn.Module], object]
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to train: what it does to the model, and the context its forward pass runs in."""
+    """One way to train: what it does to the model and how that is undone, and the context its forward pass runs in."""
 
     family: str
     ratio: float
-    convert: Callable[[nn.Module], object] = lambda model: model
+    convert: Convert = lambda model: model
+    revert: Convert = lambda model: model
     context: Callable[[], AbstractContextManager[object]] = field(default=nullcontext)
 
     @property
     def name(self) -> str:
         return self.family if self.ratio == 1 else f"{self.family}, ratio {self.ratio}"
+
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """Convert ``model`` in place while inside."""
+        self.convert(model)
+        try:
+            yield
+        finally:
+            self.revert(model)
 
 
 EXACT = Contender("exact", 1)
@@ -35,7 +48,12 @@ EXACT = Contender("exact", 1)
 
 def ours(family: str, config: SketchConfig) -> Contender:
     """Return a contender that converts with ``config``."""
-    return Contender(family, config.ratio or 1, partial(sketch_, config=config))
+    return Contender(family, config.ratio or 1, partial(sketch_, config=config), unsketch_)
+
+
+def papers(ratio: float) -> Contender:
+    """Return the paper's method at a ratio."""
+    return Contender("the paper's dense Gaussian", ratio, partial(paper_, ratio=ratio), unpaper_)
 
 
 def layer_contenders() -> list[Contender]:
@@ -43,7 +61,7 @@ def layer_contenders() -> list[Contender]:
     blocked = ("gaussian", "rademacher", "hadamard", "cosine", "fourier")
     return [
         EXACT,
-        *(Contender("the paper's dense Gaussian", ratio, partial(paper_, ratio=ratio)) for ratio in RATIOS),
+        *(papers(ratio) for ratio in RATIOS),
         *(ours("rows", SketchConfig(ratio=ratio)) for ratio in RATIOS),
         *(ours("rows, 8 bits", SketchConfig(ratio=ratio, bits=8)) for ratio in RATIOS),
         *(ours("hash", SketchConfig(kind="hash", ratio=ratio)) for ratio in RATIOS),
@@ -61,11 +79,21 @@ def encoder_contenders() -> list[Contender]:
     """List what a whole encoder is compared with."""
     return [
         EXACT,
-        Contender("the paper's dense Gaussian", 0.1, partial(paper_, ratio=0.1)),
-        Contender("checkpointing", 1, lambda model: model.gradient_checkpointing_enable({"use_reentrant": False})),
+        papers(0.1),
+        Contender("checkpointing", 1, _checkpoint_, _uncheckpoint_),
         Contender("offload (save_on_cpu)", 1, context=save_on_cpu),
         ours("all rows, 8 bits", SketchConfig(ratio=1.0, bits=8)),
         ours("all rows, 4 bits", SketchConfig(ratio=1.0, bits=4)),
         *(ours("rows", SketchConfig(ratio=ratio)) for ratio in RATIOS),
         ours("rows, 4 bits", SketchConfig(ratio=0.5, bits=4)),
     ]
+
+
+def _checkpoint_(model: nn.Module) -> None:
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def _uncheckpoint_(model: nn.Module) -> None:
+    model.gradient_checkpointing_disable()
+    if hasattr(model, "_require_grads_hook"):  # newer transformers add it when enabling, and leave it when disabling
+        model.disable_input_require_grads()

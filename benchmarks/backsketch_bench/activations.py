@@ -115,13 +115,13 @@ def trained_subject(arguments: argparse.Namespace) -> tuple[Subject, float]:
     """Return the model that the options ask for, trained, and its last loss."""
     torch.manual_seed(arguments.seed)
     if arguments.model is None:
-        from byte_model import byte_subject
+        from .byte_model import byte_subject
 
         subject = byte_subject(steps=200 if arguments.steps is None else arguments.steps, seed=arguments.seed)
     else:
         if arguments.data is None or arguments.columns is None or len(arguments.columns) not in (2, 3):
             raise ValueError("a model needs its data: give --data FILE and --columns LABEL TEXT [TEXT]")
-        from encoder import encoder_subject
+        from .encoder import encoder_subject
 
         steps = 60 if arguments.steps is None else arguments.steps
         subject = encoder_subject(arguments.model, arguments.data, arguments.columns, steps=steps, seed=arguments.seed)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from activations import Batch, Subject
 from torch import Tensor, nn
+
+from .activations import Batch, Subject
 
 BATCH, LEARNING_RATE, FILES = 32, 1e-3, 100
 

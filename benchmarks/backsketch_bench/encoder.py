@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 import transformers
-from activations import Batch, Subject
 from torch import Tensor, nn
+
+from .activations import Batch, Subject
 
 BATCH, LENGTH, LEARNING_RATE = 32, 128, 5e-5
 

@@ -1,0 +1,41 @@
+"""Time several ways to do one thing side by side: interleaved in one process, the best of several rounds."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+from rich.progress import Progress
+
+Step = Callable[[], object]
+Setup = Callable[[], AbstractContextManager[object]]
+
+
+def best_times(
+    steps: Mapping[str, Step], *, rounds: int, title: str, repeat: int = 1, prepare: Mapping[str, Setup] | None = None
+) -> dict[str, float]:
+    """Return name -> seconds of the fastest run; every round runs each step once, so that all meet the same machine.
+
+    ``prepare`` gives, by name, what a step needs around it, such as a model converted; it is not timed.
+    """
+    setups = {name: nullcontext if prepare is None else prepare[name] for name in steps}
+    best = dict.fromkeys(steps, float("inf"))
+    for name, step in steps.items():
+        with setups[name]():
+            step()
+    gc.collect()
+    gc.disable()
+    try:
+        with Progress(transient=True) as progress:
+            for _ in progress.track(range(rounds), description=title):
+                for name, step in steps.items():
+                    with setups[name]():
+                        start = time.perf_counter()
+                        for _ in range(repeat):
+                            step()
+                        best[name] = min(best[name], (time.perf_counter() - start) / repeat)
+    finally:
+        gc.enable()
+    return best
