@@ -145,6 +145,12 @@ def test_a_missed_promise_is_shown_as_missed(results):
     assert "MISSED" not in str(result_table({**results, "promises": list(_promises(contenders))}))
 
 
+def test_a_busy_machine_is_named(results):
+    assert 0 < results["own_share"] <= 1.01
+    assert "This machine was busy: steps ran 40%" in str(result_table({**results, "own_share": 0.4}))
+    assert "busy" not in str(result_table({**results, "own_share": 0.95}))
+
+
 def test_ctrl_c_shows_and_saves_how_far_it_came(tiny, tmp_path, monkeypatch, capsys):
     def stop(_, race):
         if race.steps == 3:

@@ -19,6 +19,7 @@ def outcome(race: Race) -> dict[str, Any]:
     return {
         "steps": race.steps,
         "finished": race.steps == race.scale.steps,
+        "own_share": race.own_share,
         "linear_share": contenders[EXACT]["linear_bytes"] / contenders[EXACT]["kept_bytes"],
         "contenders": contenders,
         "promises": list(_promises(contenders)),

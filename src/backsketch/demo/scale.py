@@ -52,8 +52,8 @@ FULL = Scale(
 )
 QUICK = Scale(
     size=Size(hidden=512, heads=8, layers=1, length=128),
-    batch=8,
-    steps=30,
+    batch=16,
+    steps=18,
     learning_rate=2e-3,
     looks=3,
     validation_batches=2,

@@ -8,6 +8,7 @@ from typing import Any
 from ..table import Table
 from .contenders import EXACT
 
+BUSY = 0.9  # of the time a quiet machine gives more than this to the demo
 TITLES = ("way to train", "linear MiB", "kept MiB", "peak MiB", "time", "noise", "loss")
 
 
@@ -15,7 +16,7 @@ def result_table(results: Mapping[str, Any]) -> Table:
     """Return one line a contender, and below it what the columns mean and how the promises stand."""
     contenders = results["contenders"]
     rows = tuple(_row(entry, contenders[EXACT]) for entry in contenders.values())
-    notes = ("", *_configs(contenders), *_notes(results), "", *_promises(results))
+    notes = ("", *_configs(contenders), *_notes(results), "", *_promises(results), *_busy(results))
     return Table(TITLES, rows, notes, numeric=frozenset(range(1, len(TITLES))))
 
 
@@ -60,3 +61,10 @@ def _promises(results: Mapping[str, Any]) -> Iterator[str]:
     marks = {True: "met   ", False: "MISSED", None: "open  "}
     for promise in results["promises"]:
         yield "  ".join((marks[promise["met"]], promise["text"], promise["shown"])).rstrip()
+
+
+def _busy(results: Mapping[str, Any]) -> Iterator[str]:
+    share = results["own_share"]
+    if share is not None and share < BUSY:
+        yield f"This machine was busy: steps ran {share:.0%} of the time and waited for the rest. The times"
+        yield "  tell little; please try again when nothing else runs."

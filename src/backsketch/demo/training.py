@@ -27,6 +27,7 @@ class Lane:
 
     Attributes:
         seconds, losses: of every step.
+        own_seconds: those of ``seconds`` in which this thread really ran.
         validation: steps done -> loss on the validation text.
         noise: steps done -> D²_sketch / D²_SGD.
     """
@@ -36,6 +37,7 @@ class Lane:
     model: ByteModel
     optimizer: torch.optim.Optimizer
     seconds: list[float] = field(default_factory=list)
+    own_seconds: float = 0.0
     losses: list[float] = field(default_factory=list)
     validation: dict[int, float] = field(default_factory=dict)
     noise: dict[int, float] = field(default_factory=dict)
@@ -44,12 +46,13 @@ class Lane:
         """Train on one batch and take the time."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        start = time.perf_counter()
+        start, own_start = time.perf_counter(), time.thread_time()
         loss = next_byte_loss(self.model, text)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.seconds.append(time.perf_counter() - start)
+        self.own_seconds += time.thread_time() - own_start
         self.losses.append(loss.item())
 
     @torch.no_grad()
@@ -75,6 +78,12 @@ class Race:
     def exact(self) -> Lane:
         """Return what all others are compared with."""
         return next(lane for lane in self.lanes if lane.contender.key == EXACT)
+
+    @property
+    def own_share(self) -> float | None:
+        """Return the share of the time in which steps really ran: on a busy machine others take the rest."""
+        total = sum(sum(lane.seconds) for lane in self.lanes)
+        return sum(lane.own_seconds for lane in self.lanes) / total if total else None
 
     def speed(self, lane: Lane) -> float | None:
         """Return how many steps ``lane`` makes in the time of an exact one: the median over pairs of neighbours."""
