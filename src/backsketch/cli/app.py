@@ -8,7 +8,9 @@ from typing import Any
 import typer
 
 from .. import __version__
+from .bench import bench
 from .finetune import finetune
+from .frontier import frontier
 from .problems import Problem
 
 try:
@@ -25,6 +27,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(finetune)
+app.command()(bench)
+app.command()(frontier)
 
 
 def run(arguments: Sequence[str]) -> int:
