@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,19 @@ class Press(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == self.step:
             os.kill(os.getpid(), signal.SIGINT)
+
+
+class Padded(TrainerCallback):
+    """Count the padded tokens that the model meets in training."""
+
+    tokens = 0
+
+    def on_train_begin(self, args, state, control, model, **kwargs):
+        model.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    def _count(self, model, args, kwargs):
+        if model.training:
+            self.tokens += int((kwargs["attention_mask"] == 0).sum())
 
 
 def test_a_record_has_all_that_a_run_is_known_by(place, tmp_path):
@@ -140,6 +154,19 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(step, budget, place, tmp_
     assert not list((tmp_path / "parts").glob("checkpoint-*"))
 
 
+def test_batches_of_like_lengths_hold_less_padding_and_survive_a_stop(place, tmp_path):
+    recipe = recipe_for(find_task("cola"), epochs=1, batch_size=2, learning_rate=1e-2)
+    chosen = settings(place, recipe=replace(recipe, group_by_length=True))
+    padded, random = Padded(), Padded()
+    finetune(chosen, tmp_path / "whole", callbacks=(padded,))
+    finetune(settings(place, recipe=recipe), tmp_path / "random", callbacks=(random,))
+    assert padded.tokens < random.tokens
+    with pytest.raises(Interrupted):
+        finetune(chosen, tmp_path / "parts", callbacks=(Press(4),))
+    finetune(chosen, tmp_path / "parts")
+    assert same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+
+
 def test_ctrl_c_in_the_last_step_ends_a_run_that_is_finished(place, tmp_path):
     assert finetune(settings(place), tmp_path, callbacks=(Press(5),))["results"]["steps"] == 6
 
@@ -207,3 +234,23 @@ def test_a_pretrained_model_learns_a_real_task(tmp_path):
         eval_rows=300,
     )
     assert finetune(chosen, tmp_path)["results"]["metrics"]["accuracy"] > 0.75
+
+
+class Hooks(TrainerCallback):
+    """Count what runs before the model's forward in the first step: following the attention mask is a hook."""
+
+    def on_step_begin(self, args, state, control, model, **kwargs):
+        self.count = len(model._forward_pre_hooks)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_padded_rows_are_sketched_only_when_asked_for(place, tmp_path, ignored):
+    hooks = Hooks()
+    chosen = settings(place, max_steps=1, noise_every=0, save_model=False, ignore_mask=ignored)
+    finetune(chosen, tmp_path, callbacks=(hooks,))
+    assert hooks.count == (0 if ignored else 1)
+
+
+def test_ignoring_the_mask_needs_a_sketch(place):
+    with pytest.raises(ValueError, match="ignore_mask"):
+        settings(place, config=None, ignore_mask=True)

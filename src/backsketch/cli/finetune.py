@@ -37,6 +37,9 @@ def finetune(
         list[str] | None,
         Option(help="Glob over layers left exact; repeatable. By default the heads.", rich_help_panel=SKETCH),
     ] = None,
+    ignore_mask: Annotated[
+        bool, Option("--ignore-mask", help="Sketch padded rows too, as the paper does.", rich_help_panel=SKETCH)
+    ] = False,
     exact: Annotated[bool, Option("--exact", help="Train without sketches.", rich_help_panel=SKETCH)] = False,
     epochs: Annotated[int | None, Option(help="10.", rich_help_panel=RECIPE)] = None,
     batch_size: Annotated[int | None, Option(help="16 or 32.", rich_help_panel=RECIPE)] = None,
@@ -49,6 +52,9 @@ def finetune(
     weight_decay: Annotated[float | None, Option(help="0.1.", rich_help_panel=RECIPE)] = None,
     clip: Annotated[float | None, Option(help="Largest gradient norm; 0 is none.", rich_help_panel=RECIPE)] = None,
     max_length: Annotated[int | None, Option(help="Tokens: 512.", rich_help_panel=RECIPE)] = None,
+    group_by_length: Annotated[
+        bool, Option("--group-by-length", help="Batches of like lengths: less padding.", rich_help_panel=RECIPE)
+    ] = False,
     max_steps: Annotated[int | None, Option(help="Train so many steps instead.", rich_help_panel=RUN)] = None,
     train_rows: Annotated[int | None, Option(help="A fixed choice of examples.", rich_help_panel=RUN)] = None,
     eval_rows: Annotated[int | None, Option(help="A fixed choice of examples.", rich_help_panel=RUN)] = None,
@@ -85,7 +91,7 @@ def finetune(
         changes = {
             "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "warmup": warmup,
             "power": power, "beta1": beta1, "beta2": beta2, "epsilon": epsilon, "weight_decay": weight_decay,
-            "clip": clip, "max_length": max_length,
+            "clip": clip, "max_length": max_length, "group_by_length": group_by_length,
         }  # fmt: skip
         settings = Settings(
             task=task,
@@ -94,6 +100,7 @@ def finetune(
             config=None if exact else config,
             budget=_budget(budget),
             exclude=None if exclude is None else tuple(glob for glob in exclude if glob),
+            ignore_mask=ignore_mask,
             recipe=recipe_for(find_task(task), **changes),
             max_steps=max_steps,
             train_rows=train_rows,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,16 @@ from .metrics import evaluate
 from .noise_log import NoiseLog
 from .reading import Examples, read_task
 from .settings import Settings
-from .step_memory import step_memory
+from .step_memory import largest_batch, step_memory
+from .unmasked import SketchPaddingToo
 from .watch import Clock, Progress, StopOnSignal
 
 _PACKAGES = ("transformers", "accelerate", "numpy", "scikit-learn", "scipy")
 _LOGS, _NOISE_LOGS = 200, 50
+_NAMES = {field.name for field in fields(TrainingArguments)}
+_GROUPED: dict[str, Any] = (  # older versions know it by another name
+    {"train_sampling_strategy": "group_by_length"} if "train_sampling_strategy" in _NAMES else {"group_by_length": True}
+)
 
 
 class Interrupted(Exception):  # noqa: N818 (not an error: the run was asked to stop)
@@ -103,7 +108,8 @@ class _Run:
                 settings.config, budget=settings.budget, noise_every=noise_every or None, where=where
             )
         noise_log = NoiseLog(self.out / NOISE, settings.noise_layers, noise_every) if settings.noise_layers else None
-        sketching = [callback for callback in (sketch, noise_log) if callback is not None]  # conversion first
+        unmasked = SketchPaddingToo() if settings.ignore_mask else None
+        sketching = [each for each in (sketch, unmasked, noise_log) if each is not None]  # conversion first
         clock, stop = Clock(noise_every if sketch else None), StopOnSignal()
         trainer = self._trainer(steps, [*sketching, *_tensorboard(self.out), clock, stop, *callbacks])
         trainer.remove_callback(PrinterCallback)
@@ -169,6 +175,7 @@ class _Run:
             disable_tqdm=True,
             report_to="none",
             log_level="error",
+            **(_GROUPED if recipe.group_by_length else {}),
         )
         return Trainer(
             self.model,
@@ -185,10 +192,9 @@ class _Run:
 
     def _memory(self, sketch: SketchCallback | None) -> dict[str, Any]:
         """Measure a step on the longest examples: the batch at which a run peaks."""
-        encoded = sorted(self._encoded(self.train), key=lambda example: -len(example["input_ids"]))
-        batch = DataCollatorWithPadding(self.tokenizer)(encoded[: self.settings.the_recipe.batch_size])
+        batch = largest_batch(self._encoded(self.train), self.tokenizer, self.settings.the_recipe.batch_size)
         configs = None if sketch is None else _configs(sketch)
-        return step_memory(self.model, dict(batch), configs, lambda name, module: not self.settings.excluded(name))
+        return step_memory(self.model, batch, configs, lambda name, module: not self.settings.excluded(name))
 
 
 def _configs(sketch: SketchCallback) -> Configs | None:

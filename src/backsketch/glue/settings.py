@@ -30,6 +30,7 @@ class Settings:
         budget: as ``plan`` takes it; each layer's size is then planned for it.
         exclude: globs over the names of layers left exact. None stands for the heads, which read one row a sentence:
             they keep next to nothing, and the noise of a sketch of so few rows is large.
+        ignore_mask: sketch padded rows like all others, as the paper does; by default they are left out.
         recipe: by default the paper's for the task.
         max_steps: stop after so many steps; the schedule of the learning rate is then that of a run so long.
         train_rows, eval_rows: a fixed choice of so many examples.
@@ -45,6 +46,7 @@ class Settings:
     config: SketchConfig | None = field(default_factory=SketchConfig.recommended)
     budget: str | float | int | None = None
     exclude: tuple[str, ...] | None = None
+    ignore_mask: bool = False
     recipe: Recipe | None = None
     max_steps: int | None = None
     train_rows: int | None = None
@@ -64,6 +66,8 @@ class Settings:
             raise ValueError("budget plans what layers keep, and config=None keeps everything: give one of them")
         if self.noise_layers and (self.config is None or self.noise_every == 0):
             raise ValueError("noise_layers needs sketched layers and their monitor: no config=None, no noise_every=0")
+        if self.ignore_mask and self.config is None:
+            raise ValueError("ignore_mask says what sketches read, and config=None has none: give one of them")
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < least):

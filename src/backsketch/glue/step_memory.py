@@ -8,10 +8,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import DataCollatorWithPadding
 
 from ..conversion import Configs, Where, sketch_
 from ..integrations.peak import PeakKept
 from ..peak import peak_memory
+
+
+def largest_batch(encoded: list[dict[str, Any]], tokenizer: Any, size: int) -> dict[str, Any]:
+    """Return the longest examples as a batch: the one at which a run peaks."""
+    longest = sorted(encoded, key=lambda example: -len(example["input_ids"]))[:size]
+    return dict(DataCollatorWithPadding(tokenizer)(longest))
 
 
 def step_memory(model: nn.Module, batch: dict[str, Any], configs: Configs | None, where: Where) -> dict[str, Any]:

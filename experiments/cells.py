@@ -1,0 +1,47 @@
+"""What a cell says of a run: its sketch, and the settings of a fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from backsketch import SketchConfig
+from backsketch.glue.recipe import Recipe, recipe_for
+from backsketch.glue.settings import Settings
+from backsketch.glue.tasks import find_task
+
+_CONFIG = tuple(field.name for field in fields(SketchConfig))
+_RECIPE = tuple(field.name for field in fields(Recipe))
+_SETTINGS = tuple(field.name for field in fields(Settings))
+
+
+def config_of(values: Mapping[str, Any]) -> SketchConfig | None:
+    """Return the sketch: None for ``exact``, ours for ``recommended = <share>``, or the one whose fields are given."""
+    given = {name: values[name] for name in _CONFIG if name in values}
+    chosen = [name for name in ("exact", "recommended") if values.get(name)] + (["kind"] if given else [])
+    if len(chosen) != 1:
+        raise ValueError(f"a cell must have one of exact, recommended or a sketch's fields, got {chosen or 'none'}")
+    if values.get("exact"):
+        return None
+    return SketchConfig.recommended(values["recommended"]) if values.get("recommended") else SketchConfig(**given)
+
+
+def settings_of(values: Mapping[str, Any], weights: Path, data: Path) -> Settings:
+    """Return the settings of a fine-tuning; ``model`` is a directory below ``weights``."""
+    known = {*_CONFIG, *_RECIPE, *_SETTINGS, "exact", "recommended"}
+    if unknown := sorted(values.keys() - known):
+        raise ValueError(f"a cell of a fine-tuning cannot have {', '.join(unknown)}")
+    recipe = {name: values[name] for name in _RECIPE if name in values}
+    rest = {name: values[name] for name in _SETTINGS if name in values and name not in ("model", "task")}
+    if "noise_layers" in rest:
+        rest["noise_layers"] = tuple(rest["noise_layers"])
+    return Settings(
+        task=values["task"],
+        model=str(weights / values["model"]),
+        data=data,
+        config=config_of(values),
+        recipe=recipe_for(find_task(values["task"]), **recipe),
+        **rest,
+    )

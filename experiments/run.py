@@ -1,0 +1,67 @@
+"""Run the cells of grids that have no record yet.
+
+    python experiments/run.py experiments/grids/glue.toml --weights DIR --data DIR
+    python experiments/run.py experiments/grids/glue.toml --only '*cola*' ...
+
+Each finished cell is one JSON record. A run that is stopped goes on where it was: finished cells are not repeated, and
+an unfinished fine-tuning continues from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from grid import Cell, read_grid
+from measures import MEASURES, Places
+from rich.console import Console
+
+from backsketch.glue.finetune import Interrupted
+
+HERE = Path(__file__).parent
+
+
+def main(
+    grids: Annotated[list[Path], typer.Argument(help="TOML files.")],
+    weights: Annotated[Path, typer.Option(help="Directory with a directory for each model.")],
+    data: Annotated[Path, typer.Option(help="Directory in GLUE's file layout.")],
+    only: Annotated[list[str] | None, typer.Option(help="Globs over the names of cells.")] = None,
+    records: Annotated[Path, typer.Option(help="Where records go.")] = HERE / "records",
+    work: Annotated[Path, typer.Option(help="Where unfinished runs live.")] = Path("runs/experiments"),
+    list_only: Annotated[bool, typer.Option("--list", help="Only list the cells.")] = False,
+) -> None:
+    """Run what is missing."""
+    say = Console(stderr=True).print
+    cells = chosen_cells(grids, only)
+    missing = [cell for cell in cells if not (records / f"{cell.name}.json").is_file()]
+    say(f"{len(cells)} cells, {len(missing)} without a record")
+    for number, cell in enumerate(missing, 1):
+        say(f"[bold]{number}/{len(missing)}[/bold] {cell.name}")
+        if list_only or (records / f"{cell.name}.json").is_file():  # written meanwhile by another process
+            continue
+        try:
+            MEASURES[cell.measure](cell, Places(weights, data, work / cell.name, records / f"{cell.name}.json"))
+        except Interrupted as stopped:
+            say(str(stopped))
+            sys.exit(130)
+
+
+def chosen_cells(grids: list[Path], only: list[str] | None) -> list[Cell]:
+    """Return the cells of all grids whose names match; a mistake in a grid is found before anything runs."""
+    try:
+        cells = [cell for path in grids for cell in read_grid(path)]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if unknown := {cell.measure for cell in cells} - MEASURES.keys():
+        raise typer.BadParameter(f"measure must be one of {', '.join(MEASURES)}, got {', '.join(sorted(unknown))}")
+    chosen = [cell for cell in cells if not only or any(fnmatchcase(cell.name, glob) for glob in only)]
+    if not chosen:
+        raise typer.BadParameter(f"only matches none of {len(cells)} cells; one of them is {cells[0].name}")
+    return chosen
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,151 @@
+"""Experiments: a grid's cells are what its file says, and only those without a record run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import complexity
+import pytest
+import torch
+from cells import config_of, settings_of
+from grid import read_grid
+from measures import MEASURES
+from torch import nn
+
+from backsketch import SketchConfig
+from backsketch.glue.tasks import find_task
+from glue_files import write_task
+from tiny_bert import save_tiny_bert
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+
+GRID = """
+measure = "finetune"
+
+[all]
+model = "model"
+task = "CoLA"
+batch_size = 8
+learning_rate = 1e-2
+epochs = 1
+noise_every = 0
+
+[axes.task.CoLA]
+
+[axes.task.MRPC]
+task = "MRPC"
+epochs = 2
+
+[axes.way.exact]
+exact = true
+seed = [0, 1]
+
+[axes.way."rows 0.5"]
+ratio = 0.5
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("experiments")
+    for name in ("CoLA", "MRPC"):
+        write_task(folder, find_task(name))
+    save_tiny_bert(folder / "model")
+    (folder / "tiny.toml").write_text(GRID)
+    return folder
+
+
+def test_cells_are_all_combinations_with_the_first_seed_first(place):
+    cells = read_grid(place / "tiny.toml")
+    assert [cell.name for cell in cells] == [
+        "tiny/cola-exact-seed-0",
+        "tiny/cola-rows-0.5",
+        "tiny/mrpc-exact-seed-0",
+        "tiny/mrpc-rows-0.5",
+        "tiny/cola-exact-seed-1",
+        "tiny/mrpc-exact-seed-1",
+    ]
+    assert cells[3].labels == {"task": "MRPC", "way": "rows 0.5"}
+    settings = settings_of(cells[3].values, place, place)
+    assert (settings.task, settings.recipe.epochs, settings.recipe.learning_rate) == ("MRPC", 2, 1e-2)
+    assert settings.config == SketchConfig(ratio=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("axes = {}", "must name a measure"),
+        ('measure = "finetune"\nextra = 1', "may have measure, all and axes, got extra"),
+    ],
+)
+def test_a_wrong_grid_is_refused(tmp_path, text, complaint):
+    (tmp_path / "grid.toml").write_text(text)
+    with pytest.raises(ValueError, match=complaint):
+        read_grid(tmp_path / "grid.toml")
+
+
+def test_a_cell_has_one_sketch():
+    assert config_of({"exact": True}) is None
+    assert config_of({"recommended": 0.1}) == SketchConfig.recommended(0.1)
+    for wrong in ({}, {"exact": True, "ratio": 0.1}):
+        with pytest.raises(ValueError, match="one of exact, recommended"):
+            config_of(wrong)
+    with pytest.raises(ValueError, match="cannot have epoch"):
+        settings_of({"task": "CoLA", "exact": True, "epoch": 1}, Path(), Path())
+
+
+@pytest.mark.parametrize("path", sorted((EXPERIMENTS / "grids").glob("*.toml")), ids=lambda path: path.stem)
+def test_committed_grids_say_what_can_run(path):
+    cells = read_grid(path)
+    assert cells
+    assert len({cell.name for cell in cells}) == len(cells)
+    for cell in cells:
+        assert cell.measure in MEASURES
+        ways = cell.values["ways"].values() if cell.measure == "throughput" else [cell.values]
+        for way in ways:
+            config_of(way)
+
+
+def run(place, *arguments):
+    command = [sys.executable, str(EXPERIMENTS / "run.py"), str(place / "tiny.toml"), "--weights", str(place)]
+    command += ["--data", str(place), "--records", str(place / "records"), "--work", str(place / "work"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_only_what_has_no_record_runs(place):
+    only = ("--only", "*cola-exact-seed-0")
+    first = run(place, *only)
+    assert first.returncode == 0, first.stderr
+    path = place / "records" / "tiny" / "cola-exact-seed-0.json"
+    record = json.loads(path.read_text())
+    assert record["cell"] == {"task": "CoLA", "way": "exact", "seed": 0}
+    assert record["results"]["steps"] == 3
+    written = path.stat().st_mtime_ns
+    again = run(place, *only)
+    assert "1 cells, 0 without a record" in again.stderr
+    assert path.stat().st_mtime_ns == written
+    nothing = run(place, "--only", "no such cell")
+    assert nothing.returncode == 2
+    assert "matches none of 6 cells" in " ".join(nothing.stderr.replace("│", " ").split())
+
+
+def test_counted_operations_are_those_of_the_formulas():
+    rows, inputs, outputs, dim = 64, 16, 32, 16
+    exact = complexity.count(None, rows, inputs, outputs)
+    product = rows * inputs * outputs
+    assert (exact["forward_multiply_adds"], exact["backward_multiply_adds"]) == (product, 2 * product)
+    assert exact["kept_bytes"] == rows * inputs * 4
+    gaussian = complexity.count(SketchConfig(kind="gaussian", dim=dim), rows, inputs, outputs)
+    assert gaussian["forward_multiply_adds"] == product + rows * dim * inputs
+    assert gaussian["backward_multiply_adds"] == product + rows * dim * outputs + dim * inputs * outputs
+    sampled = complexity.count(SketchConfig(dim=dim), rows, inputs, outputs)
+    assert sampled["forward_multiply_adds"] == product
+    assert sampled["backward_multiply_adds"] == product + dim * inputs * outputs
+
+
+def test_products_inside_any_module_are_counted():
+    with complexity.MultiplyAdds() as counted, torch.no_grad():
+        nn.Linear(3, 5)(torch.ones(7, 3))
+        torch.bmm(torch.ones(2, 3, 4), torch.ones(2, 4, 5))
+    assert counted.total == 7 * 3 * 5 + 2 * 3 * 4 * 5
