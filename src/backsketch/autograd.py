@@ -47,7 +47,7 @@ def sketched_linear(
     if seed is None and config.keeps_all:  # an operator would have to copy x to keep it
         return F.linear(x, weight, bias)
     device = x.device.type
-    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+    if not _autocast_on(device) or x.dtype == torch.float64:
         return _run(x, weight, bias, config, seed, None)
     with torch.autocast(device, enabled=False):
         return _run(x, weight, bias, config, seed, torch.get_autocast_dtype(device))
@@ -139,4 +139,8 @@ class _TransformedLinear(_SketchedLinear):
 
 
 def _without_autocast(device: str) -> AbstractContextManager[object]:
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    return torch.autocast(device, enabled=False) if _autocast_on(device) else nullcontext()
+
+
+def _autocast_on(device: str) -> bool:
+    return device != "meta" and torch.is_autocast_enabled(device)  # meta has no autocast, and asking is an error

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .config import SketchConfig
 from .sketches import Sketch, Whole, make_sketch
-from .sketches.base import compute_dtype
+from .sketches.base import Shapes, compute_dtype
 from .sketches.rows import Rows, ValidRows
 from .storage import pack, row_slabs, stored_bytes, unpack
 
@@ -21,7 +21,7 @@ _DITHER_STREAM = 0x5DEECE66D  # keeps the dither's random numbers apart from the
 
 def keep(x: Tensor, config: SketchConfig, seed: Tensor, valid: Tensor | None = None) -> tuple[Tensor, ...]:
     """Return what to keep of x, the seed first: x (rows, in_features), valid (rows,) -> tensors."""
-    sketch = sketch_for(config, len(x), seed, valid)
+    sketch = _drawn_on(x, sketch_for(config, len(x), seed, valid))
     if isinstance(sketch, Whole) and config.bits is None:
         return seed, x
     if valid is not None and not isinstance(sketch, ValidRows):
@@ -34,8 +34,7 @@ def keep(x: Tensor, config: SketchConfig, seed: Tensor, valid: Tensor | None = N
         rows = torch.addmm(rows, sketch.compress(ones), mean[0].unsqueeze(0), alpha=-1)
     if config.bits is None:
         return seed, rows, *mean
-    generator = torch.Generator(device=x.device)
-    generator.manual_seed(int(seed) ^ _DITHER_STREAM)
+    generator = None if x.is_meta else torch.Generator(device=x.device).manual_seed(int(seed) ^ _DITHER_STREAM)
     return seed, *pack(rows, config.bits, generator), *mean
 
 
@@ -44,7 +43,7 @@ def weight_gradient(
 ) -> Tensor:
     """Return the unbiased estimate of Yᵀ X: kept, y (rows, out_features) -> (out_features, in_features)."""
     seed, *stored = kept
-    sketch = sketch_for(config, len(y), seed, valid)
+    sketch = _drawn_on(y, sketch_for(config, len(y), seed, valid))
     compressed = sketch.compress(y)
     exact = isinstance(sketch, Whole) and config.bits is None
     if config.bits is None:
@@ -63,6 +62,11 @@ def sketch_for(config: SketchConfig, rows: int, seed: Tensor, valid: Tensor | No
     if valid is not None and type(sketch) is Rows:
         return ValidRows(sketch.rows, sketch.dim, sketch.seed, valid)
     return sketch
+
+
+def _drawn_on(x: Tensor, sketch: Sketch) -> Sketch:
+    """Return the sketch itself, or on the meta device what has its sizes."""
+    return Shapes(sketch.rows, sketch.dim, sketch.seed) if x.is_meta and not isinstance(sketch, Whole) else sketch
 
 
 def kept_bytes(config: SketchConfig, rows: int, in_features: int, itemsize: int) -> int:

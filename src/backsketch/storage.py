@@ -19,7 +19,7 @@ GROUP = 128
 _GOLDEN = 0.6180339887498949
 
 
-def pack(x: Tensor, bits: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def pack(x: Tensor, bits: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """Round x at random to ``bits`` bits: (rows, features) -> codes (rows, bytes), ranges (rows, groups, 2).
 
     ``ranges`` holds each group's least value and step. A group with NaN or infinity comes back without a finite value.
