@@ -12,8 +12,8 @@ from torch import nn
 
 from .config import SketchConfig
 from .conversion import Configs, configs_for, exact_type, sketch_, sketched_type, unsketch_
-from .measure.fused import fused_kernels
 from .measure.ledger import Chosen, Ledger
+from .measure.meta import meta_step
 from .measure.record import record_ledger
 from .measure.step import Loss, forward_to_loss, on_meta, to_device_of
 from .measure.untouched import untouched
@@ -28,7 +28,7 @@ def profile(
     """Measure a training step of ``model`` on a batch, and what it would be under ``config``.
 
     The model runs forward once, then forward and backward twice, and is left exactly as it was. On the meta device it
-    needs neither memory nor weights, and tells what is kept with the fused kernels of an accelerator.
+    needs neither memory nor weights, and is measured with the fused kernels of an accelerator.
 
     Args:
         model: in train() or eval(); a model in eval() is measured in train().
@@ -39,15 +39,15 @@ def profile(
     args, kwargs = to_device_of(model, (args, kwargs))
     forward = partial(forward_to_loss, model, args, kwargs, loss)
     chosen = _present_configs(model) if config is None else configs_for(model, config)
-    kernels = fused_kernels if on_meta(model) else nullcontext
-    with untouched(model, (args, kwargs)), kernels():
+    around = meta_step if on_meta(model) else nullcontext
+    with untouched(model, (args, kwargs)), around():
         follow_attention_mask(unsketch_(model))
         ledger = record_ledger(model, forward)
     unpaid = ledger.unpaid(chosen)
     paying = {name: own for name, own in chosen.items() if name not in unpaid}
     peaks = []
     for converted in ({}, paying):
-        with untouched(model, (args, kwargs)), kernels():
+        with untouched(model, (args, kwargs)), around():
             unsketch_(model)
             if converted:
                 sketch_(model, {re.compile(re.escape(name)): own for name, own in converted.items()})

@@ -92,8 +92,8 @@ class Profile:
     @property
     def advice(self) -> str | None:
         """Return what would lower the peak more than sketching does, if anything would."""
-        if self.loss_bytes > max(self.peak_before.total - self.peak_after.total, 0):
-            share = self.loss_bytes / self.peak_before.total
+        share = self.loss_bytes / max(self.peak_before.total, 1)
+        if share >= 0.01 and self.loss_bytes > self.peak_before.total - self.peak_after.total:
             return (
                 f"at the logits: {readable(self.loss_bytes)} ({share:.0%}) of the peak are the logits and their loss; "
                 "a fused loss would help more"

@@ -12,6 +12,7 @@ from .bench import bench
 from .finetune import finetune
 from .frontier import frontier
 from .problems import Problem
+from .profile import profile
 
 try:
     from typer import _click as click  # newer versions bring their own
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(profile)
 app.command()(finetune)
 app.command()(bench)
 app.command()(frontier)

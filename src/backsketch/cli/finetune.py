@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from ..config import SketchConfig
-from .options import SKETCH, Bits, Block, Center, Dim, Kind, Ratio, given_fields
+from .options import SKETCH, Bits, Block, Center, Dim, Kind, Ratio, given_fields, parse_budget
 from .problems import Problem, need, users_mistakes
 
 STOPPED = 130
@@ -98,7 +98,7 @@ def finetune(
             model=model,
             data=data,
             config=None if exact else config,
-            budget=_budget(budget),
+            budget=parse_budget(budget),
             exclude=None if exclude is None else tuple(glob for glob in exclude if glob),
             ignore_mask=ignore_mask,
             recipe=recipe_for(find_task(task), **changes),
@@ -128,11 +128,6 @@ def finetune(
     print(json.dumps(record, indent=1) if as_json else _summary(record, folder))
     sys.stdout.flush()
     return 0
-
-
-def _budget(text: str | None) -> str | int | None:
-    """Return a number of bytes as a number, and a share as it is."""
-    return int(text) if text is not None and text.isdecimal() else text
 
 
 def _summary(record: dict[str, Any], folder: Path) -> str:

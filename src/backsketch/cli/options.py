@@ -36,6 +36,18 @@ def given_fields(
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def parse_budget(text: str | None) -> str | float | int | None:
+    """Return a number of bytes or a share as a number, and a percentage as it is."""
+    if text is None:
+        return None
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            pass
+    return text
+
+
 def set_threads(threads: int | None) -> None:
     """Give torch so many threads, if so many were asked for."""
     if threads is None:
