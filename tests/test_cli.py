@@ -11,7 +11,7 @@ from commands import call, check_mistake, python
 from glue_files import write_task
 from tiny_bert import save_tiny_bert
 
-COMMANDS = ["bench", "finetune", "frontier", "profile"]
+COMMANDS = ["bench", "doctor", "finetune", "frontier", "profile"]
 
 
 @pytest.fixture(scope="module")

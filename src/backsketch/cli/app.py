@@ -9,6 +9,7 @@ import typer
 
 from .. import __version__
 from .bench import bench
+from .doctor import doctor
 from .finetune import finetune
 from .frontier import frontier
 from .problems import Problem
@@ -31,6 +32,7 @@ app.command()(profile)
 app.command()(finetune)
 app.command()(bench)
 app.command()(frontier)
+app.command()(doctor)
 
 
 def run(arguments: Sequence[str]) -> int:
