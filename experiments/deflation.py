@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import paths  # noqa: F401
 import torch
 from deflated import DeflatedLinear, Deflation
 from rich.console import Console

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import paths  # noqa: F401
 import torch
-from timing import best_times
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging
 
 from backsketch import SketchConfig, sketch_, unsketch_
+from backsketch_bench.timing import best_times
 
 
 def compare(
@@ -40,10 +41,12 @@ def compare(
     batch = {"input_ids": words, "labels": torch.randint(0, 2, (batch_size,))}
     encoder: nn.Module = trained.base_model
 
-    def prepare(config: SketchConfig | None) -> None:
-        unsketch_(encoder)
+    @contextmanager
+    def converted(config: SketchConfig | None) -> Iterator[None]:
         if config is not None:
             sketch_(encoder, config, lambda name, module: "pooler" not in name)
+        yield
+        unsketch_(encoder)
 
     def step() -> None:
         loss: Tensor = trained(**batch).loss
@@ -53,7 +56,7 @@ def compare(
 
     best = best_times(
         dict.fromkeys(configs, step),
-        before={name: lambda config=config: prepare(config) for name, config in configs.items()},
+        prepare={name: partial(converted, config) for name, config in configs.items()},
         rounds=rounds,
         title=model,
     )

@@ -120,6 +120,20 @@ def test_autocast_is_that_of_linear(config, autocast):
     assert within_five_standard_errors(torch.stack([run[2] for run in runs]), exact[2].double(), rounding)
 
 
+@pytest.mark.parametrize("x", [torch.float64, torch.float32, torch.int64])
+@pytest.mark.parametrize("weight", [torch.float64, torch.float32])
+def test_autocast_casts_what_it_casts_for_linear_and_no_more(x, weight):
+    x, weight = torch.ones(10, FEATURES, dtype=x), torch.randn(OUTPUTS, FEATURES, dtype=weight, requires_grad=True)
+    outcomes = []
+    for function in (F.linear, sketched_linear):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            try:
+                outcomes.append(function(x, weight).dtype)
+            except RuntimeError as error:
+                outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1]
+
+
 def test_autocast_keeps_half_the_bytes_and_leaves_no_detached_weight_in_its_cache():
     x, weight = torch.randn(40, FEATURES), torch.randn(OUTPUTS, FEATURES, requires_grad=True)
     config = SketchConfig(ratio=0.5)
@@ -220,6 +234,25 @@ def test_no_features_gives_an_empty_gradient():
     weight = torch.randn(4, 0, requires_grad=True)
     sketched_linear(torch.randn(10, 0), weight).sum().backward()
     assert weight.grad.shape == (4, 0)
+
+
+@pytest.mark.parametrize("config", [0.5, {"ratio": 0.5}, "rows"])
+def test_what_is_not_a_config_is_refused(config):
+    with pytest.raises(TypeError, match="config must be a SketchConfig, got"):
+        sketched_linear(torch.randn(10, 3), torch.randn(4, 3, requires_grad=True), None, config)
+
+
+@pytest.mark.parametrize(("x", "weight"), [((), (4, 1)), ((10, 3), (3,))])
+def test_shapes_without_rows_or_outputs_are_refused(x, weight):
+    with pytest.raises(ValueError, match=r"and weight .*, got shapes"):
+        sketched_linear(torch.randn(x), torch.randn(weight, requires_grad=True))
+
+
+def test_inputs_whose_rows_do_not_lie_in_memory_are_refused():
+    nested = torch.nested.nested_tensor([torch.randn(3, 6), torch.randn(5, 6)], layout=torch.jagged)
+    for x, layout in ((torch.eye(6).to_sparse(), "sparse_coo"), (nested, "jagged")):
+        with pytest.raises(TypeError, match=f"dense tensor to be sketched, got .* torch.{layout}"):
+            sketched_linear(x, torch.randn(4, 6, requires_grad=True))
 
 
 def test_complex_weights_are_refused():

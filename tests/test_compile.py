@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from backsketch import SketchConfig, SketchedLinear, ops, sketch_, unsketch_, valid_rows
-from backsketch.padding import _stack
+from backsketch.padding import _in_force
 from cases import every_config, gradients, saved_storages, within_five_standard_errors
 
 pytestmark = [  # torch warns of what its own compiler does
@@ -273,8 +273,7 @@ def test_masks_do_nothing_to_compiled_layers_and_leave_nothing_behind():
             return model(x)
 
     check_unbiased(inside, model, samples=50)
-    assert not _stack.masks
-    assert not _stack.owners
+    assert not _in_force.stack
 
 
 def test_a_failed_compilation_lifts_no_mask_that_it_did_not_set():
@@ -287,7 +286,7 @@ def test_a_failed_compilation_lifts_no_mask_that_it_did_not_set():
     mask = torch.ones(1, ROWS, dtype=torch.long)
     with pytest.raises(torch._dynamo.exc.Unsupported):
         compiled(model, "aot_eager")(torch.randn(1, ROWS, FEATURES), attention_mask=mask)
-    assert not _stack.masks
+    assert not _in_force.stack
 
 
 def test_graph_breaks_around_layers_are_harmless():

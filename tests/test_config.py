@@ -4,6 +4,7 @@ import dataclasses
 import math
 import pickle
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,6 +115,12 @@ def test_recommended_takes_all_rows_where_they_fit():
 def test_recommended_refuses_what_is_not_a_share():
     with pytest.raises(ValueError, match="keep must be in"):
         SketchConfig.recommended(keep=0)
+
+
+def test_numbers_of_other_libraries_become_plain_ones():
+    """They go into JSON records and into compiled graphs, which take plain numbers alone."""
+    config = SketchConfig(ratio=numpy.float32(0.5), bits=numpy.int64(4), block=numpy.int32(8))
+    assert [type(value) for value in (config.ratio, config.bits, config.block)] == [float, int, int]
 
 
 def test_reads_well():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from backsketch import SketchConfig, SketchedLinear, sketch_, summary, unsketch_
+from backsketch import NoiseMonitor, SketchConfig, SketchedLinear, sketch_, summary, unsketch_
 
 CONFIG = SketchConfig(ratio=0.5)
 
@@ -69,6 +69,13 @@ def test_first_matching_pattern_wins_and_none_leaves_exact():
     model = sketch_(mlp(), {"0": CONFIG})
     assert configs(model) == {"0": CONFIG}
     assert "no pattern matches its name" in str(summary(model))
+
+
+def test_a_name_is_a_pattern_for_itself():
+    """What plan returns maps names, and a name may have characters that mean something else in a glob."""
+    model = nn.ModuleDict({"[a]": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+    sketch_(model, dict.fromkeys(["[a]", "b"], CONFIG))
+    assert set(configs(model)) == {"[a]", "b"}
 
 
 def test_converting_again_changes_the_config_or_restores():
@@ -186,6 +193,27 @@ def test_what_is_left_alone_and_why():
     assert text.startswith("2 of 8 linear layers are sketched")
     assert "frozen: plain F.linear, nothing kept" in text
     assert "4 -> 4" in text
+
+
+def test_a_layer_parametrized_after_it_was_sketched_is_reported_and_not_restored_without_a_word():
+    """Its class is then one of torch's own making, below which no other class can be put."""
+    model = sketch_(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), CONFIG)
+    nn.utils.parametrizations.weight_norm(model[0])
+    assert [(layer.name, layer.note) for layer in summary(model).sketched] == [("0", str(CONFIG)), ("1", str(CONFIG))]
+    with NoiseMonitor(model) as monitor:
+        model(torch.randn(10, 4)).sum().backward()
+    assert [record["layer"] for record in monitor.to_records()] == ["0", "1"]
+    with pytest.warns(UserWarning, match=r"0 \(ParametrizedSketchedLinear\) .* stays sketched"):
+        unsketch_(model)
+    nn.utils.parametrize.remove_parametrizations(model[0], "weight")
+    assert set(kinds(unsketch_(model)).values()) == {nn.Linear}
+
+
+def test_a_frozen_weight_is_told_though_its_bias_trains():
+    model = sketch_(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), CONFIG)
+    model[0].weight.requires_grad_(False)
+    notes = [layer.note for layer in summary(model).sketched]
+    assert notes == ["frozen: plain F.linear, nothing kept", str(CONFIG)]
 
 
 def test_multihead_attention_still_trains():

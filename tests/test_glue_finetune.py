@@ -154,6 +154,11 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(step, budget, place, tmp_
     assert not list((tmp_path / "parts").glob("checkpoint-*"))
 
 
+def test_evaluation_comes_when_asked_for_and_after_the_last_step(place, tmp_path):
+    record = finetune(settings(place, eval_every=4), tmp_path)
+    assert [point["step"] for point in record["results"]["curves"]["eval"]] == [4, 6]
+
+
 def test_batches_of_like_lengths_hold_less_padding_and_survive_a_stop(place, tmp_path):
     recipe = recipe_for(find_task("cola"), epochs=1, batch_size=2, learning_rate=1e-2)
     chosen = settings(place, recipe=replace(recipe, group_by_length=True))

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from backsketch import SketchConfig
+from backsketch import SketchConfig, peak_memory
 from backsketch.kept import keep, kept_bytes, weight_gradient
 from backsketch.seeds import draw_seed
 from backsketch.sketches import make_sketch
@@ -132,3 +132,28 @@ def test_the_default_dtype_does_not_matter():
             finally:
                 torch.set_default_dtype(torch.float32)
         assert torch.equal(*outcomes), kind
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_values_as_far_apart_as_floats_go_give_a_finite_gradient(bits):
+    config = SketchConfig(ratio=1.0, bits=bits)
+    x = (torch.randint(0, 2, (6, 200)) * 2.0 - 1) * 3e38
+    torch.testing.assert_close(weight_gradient(keep(x, config, draw_seed()), torch.eye(6), config, 200), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slabs_of_packed_rows_add_up(dtype, monkeypatch):
+    config = SketchConfig(ratio=0.8, bits=8)
+    x, y, _ = data(dtype=dtype)
+    kept = keep(x, config, draw_seed())
+    whole = weight_gradient(kept, y, config, FEATURES)
+    monkeypatch.setattr("backsketch.kept._UNPACKED_ROWS", 6)
+    torch.testing.assert_close(weight_gradient(kept, y, config, FEATURES), whole)
+
+
+def test_rows_are_packed_without_a_copy_of_all_of_them():
+    x, config = torch.randn(8192, 256), SketchConfig(ratio=0.7, bits=4)
+    with peak_memory() as peak:
+        kept = keep(x, config, torch.tensor(1))
+    beyond = peak.total - x.nbytes - sum(tensor.nbytes for tensor in kept)
+    assert 0 < beyond < x.nbytes * 0.6

@@ -61,3 +61,11 @@ def test_reads_its_config_at_each_call():
     layer.config = SketchConfig(dim=3)
     kept = saved_storages(lambda: layer(torch.randn(10, 8)))
     assert 3 * 8 * 4 in kept.values()
+
+
+def test_a_replica_of_data_parallel_keeps_a_sketch_too():
+    """nn.DataParallel gives its replicas copies of the parameters that are plain tensors, not parameters."""
+    layer = SketchedLinear(8, 4, config=CONFIG)
+    replica = layer._replicate_for_data_parallel()
+    replica.weight, replica.bias = layer.weight.clone(), layer.bias.clone()
+    assert 5 * 8 * 4 in saved_storages(lambda: replica(torch.randn(10, 8))).values()

@@ -152,6 +152,16 @@ def test_a_resized_storage_counts_at_its_new_size():
         assert peak.live == FLOAT * 30
 
 
+def test_a_second_block_starts_afresh():
+    a = torch.randn(100)
+    peak = peak_memory()
+    for _ in range(2):
+        with peak:
+            b = a + 1
+        assert peak.total == FLOAT * 200
+        del b
+
+
 def test_parts_of_the_peak():
     model, x = mlp(64, 64), torch.randn(4, 64)
     parameters = sum(p.numel() for p in model.parameters()) * FLOAT

@@ -254,6 +254,34 @@ def test_checkpointing_gives_no_duplicates(form, reentrant):
         assert found == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_hook_that_changes_the_output_hides_nothing():
+    net = model()
+    for layer in (net[0], net[2]):
+        layer.register_forward_hook(lambda module, args, output: output * 2)
+    with NoiseMonitor(net) as monitor:
+        net(sides()[0]).sum().backward()
+    assert [record["layer"] for record in monitor.to_records()] == ["0", "2"]
+
+
+def test_exact_mode_keeps_the_input_as_the_layer_saw_it():
+    x, y = sides()
+    layer, before = SketchedLinear(IN, OUT, config=SketchConfig(ratio=0.5)), x.clone()
+    with NoiseMonitor(layer, exact=True) as monitor:
+        out = layer(x)
+        x.zero_()
+        out.backward(y)
+    assert monitor.to_records()[0]["sgd_variance"] == pytest.approx(noise.sgd_variance(before, y).item())
+
+
+@pytest.mark.parametrize("kind", SKETCHES)
+def test_a_batch_of_padding_alone_adds_nothing(kind):
+    layer = SketchedLinear(IN, OUT, config=SketchConfig(kind=kind, ratio=0.5))
+    with NoiseMonitor(layer) as monitor, backsketch.valid_rows(torch.zeros(ROWS)):
+        layer(sides()[0]).backward(torch.zeros(ROWS, OUT))
+    (record,) = monitor.to_records()
+    assert record["squared_gradient"] == record["sgd_variance"] == record["sketch_variance"] == 0
+
+
 def test_every_skips_steps_and_where_skips_layers():
     net = model()
     with NoiseMonitor(net, where=lambda name, module: name == "2", every=3) as monitor:

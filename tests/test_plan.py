@@ -195,6 +195,16 @@ def test_a_budget_of_another_type_is_refused(budget):
         plan(nn.Linear(4, 4), torch.randn(10, 4), budget=budget)
 
 
+def test_what_is_not_a_config_is_refused():
+    with pytest.raises(TypeError, match="config must be a SketchConfig, got"):
+        plan(nn.Linear(4, 4), torch.randn(10, 4), budget="50%", config={"ratio": 0.5})
+
+
+def test_a_batch_without_finite_gradients_cannot_be_planned_on():
+    with pytest.raises(ValueError, match="finite inputs and gradients, which layer 0 has not"):
+        plan(nn.Sequential(nn.Linear(4, 4)), torch.full((10, 4), float("nan")), budget="50%")
+
+
 def test_meta_has_no_noise_to_measure():
     with pytest.raises(ValueError, match="meta"):
         plan(nn.Linear(4, 4, device="meta"), torch.randn(10, 4), budget="50%")

@@ -1,6 +1,7 @@
 """profile: its prediction is what is then measured, and a sketch goes only where it pays."""
 
 import copy
+import dataclasses
 import warnings
 
 import pytest
@@ -403,6 +404,20 @@ def test_loss_is_the_callers_the_models_or_a_mean():
         profile(model, x, loss=lambda output: output)
     with pytest.raises(ValueError, match="give loss="):
         profile(nn.Linear(4, 4).requires_grad_(False), x)
+
+
+@dataclasses.dataclass(slots=True)
+class Output:
+    ids: torch.Tensor
+    logits: torch.Tensor
+
+
+def test_the_outputs_of_a_dataclass_are_found():
+    model = nn.Linear(4, 4)
+    wrapped = nn.ModuleDict({"inner": model})
+    wrapped.forward = lambda x: Output(torch.arange(3), model(x))
+    x = torch.randn(3, 4)
+    assert profile(wrapped, x).kept_before == profile(model, x).kept_before
 
 
 def test_the_peak_at_the_logits_is_said_to_be_there():

@@ -212,3 +212,16 @@ def test_inference_tensors_are_not_shared():
     (grad,) = torch.autograd.grad(sketched_linear(x, weight, None, CONFIG).sum(), weight)
     assert first.grad_fn is not None
     torch.testing.assert_close(grad, torch.full_like(grad, 101.0 * ROWS))
+
+
+def test_a_negated_view_of_the_same_memory_does_not_share():
+    """The imaginary part of a conjugate is the same memory read with its sign flipped."""
+    (weight,) = weights(1)
+    source = torch.randn(ROWS, FEATURES, dtype=torch.complex64)
+    first, second = source.imag, source.conj().imag
+    assert second.is_neg()
+    outs = [sketched_linear(x, weight, None, SketchConfig(dim=ROWS - 1)) for x in (first, second)]
+    grads = [torch.autograd.grad(out.sum(), weight)[0] for out in outs]
+    exact = first.sum(0).expand_as(weight)
+    assert (grads[0] * exact).sum() > 0
+    assert (grads[1] * exact).sum() < 0

@@ -7,9 +7,9 @@ from backsketch.storage import GROUP, pack, rounding_variance, stored_bytes, unp
 from cases import within_five_standard_errors
 
 
-def roundtrip(x, bits, seed=0):
+def roundtrip(x, bits, seed=0, scale=1.0):
     codes, ranges = pack(x, bits, torch.Generator().manual_seed(seed))
-    return unpack(codes, ranges, bits, x.shape[1], x.dtype)
+    return unpack(codes, ranges, bits, x.shape[1], x.dtype, scale) / scale
 
 
 @pytest.mark.parametrize("features", [1, 5, 128, 130, 300])
@@ -69,8 +69,17 @@ def test_a_group_that_is_not_finite_comes_back_not_finite_and_alone(bits, value)
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_huge_and_tiny_ranges_stay_finite(bits):
     sign = torch.randint(0, 2, (2, 200)) * 2.0 - 1
-    assert torch.allclose(roundtrip(sign * 3e38, bits), sign * 3e38)
-    assert (roundtrip(sign * 1e-42, bits).abs() <= 1.1e-42).all()
+    assert torch.allclose(roundtrip(sign * 3e38, bits, scale=0.5), sign * 3e38)
+    assert (roundtrip(sign * 1e-42, bits, scale=0.5).abs() <= 1.1e-42).all()
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_chosen_rows_are_stored_as_if_they_were_all(bits, monkeypatch):
+    monkeypatch.setattr("backsketch.storage.CHUNK_ELEMENTS", 400)  # several slabs
+    x, chosen = torch.randn(9, 150), torch.tensor([7, 0, 3, 8, 1])
+    stored = pack(x, bits, torch.Generator().manual_seed(1), chosen)
+    for part, alike in zip(stored, pack(x[chosen], bits, torch.Generator().manual_seed(1)), strict=True):
+        assert torch.equal(part, alike)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

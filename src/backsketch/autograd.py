@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .config import SketchConfig
+from .config import SketchConfig, check_config
 from .kept import keep, weight_gradient
 from .ops import traced_keep, traced_weight_gradient
 from .padding import check_promise, valid_for
@@ -41,13 +41,12 @@ def sketched_linear(
         return F.linear(x, weight, bias)
     if not weight.requires_grad:
         return F.linear(x, weight, bias)
-    if weight.is_complex():
-        raise TypeError(f"weight must be of a real floating-point type to be trained from a sketch, got {weight.dtype}")
-    config = SketchConfig.recommended() if config is None else config
+    _check(x, weight)
+    config = SketchConfig.recommended() if config is None else check_config(config)
     if seed is None and config.keeps_all:  # an operator would have to copy x to keep it
         return F.linear(x, weight, bias)
     device = x.device.type
-    if not _autocast_on(device) or x.dtype == torch.float64:
+    if not _autocast_on(device):
         return _run(x, weight, bias, config, seed, None)
     with torch.autocast(device, enabled=False):
         return _run(x, weight, bias, config, seed, torch.get_autocast_dtype(device))
@@ -56,15 +55,28 @@ def sketched_linear(
 def _run(
     x: Tensor, weight: Tensor, bias: Tensor | None, config: SketchConfig, seed: Tensor | None, cast: torch.dtype | None
 ) -> Tensor:
-    source, x = x, x if cast is None else x.to(cast)
+    source, x = x, _cast(x, cast)
     if seed is None:  # compiling: the operator draws it, and the compiler shares
         valid, kept = None, traced_keep(as_rows(x.detach()), config)
     else:
-        valid = valid_for(x, int(seed))
+        valid = valid_for(x, seed)
         kept = shared(source, (config, cast, id(valid)), lambda: keep(as_rows(x.detach()), config, seed, valid))
     function = _TransformedLinear if torch._C._are_functorch_transforms_active() else _SketchedLinear
     out: Tensor = function.apply(x, weight, bias, config, cast, valid, *kept)  # type: ignore[no-untyped-call]
     return out
+
+
+def _check(x: Tensor, weight: Tensor) -> None:
+    """Raise for what F.linear may take and a sketch cannot."""
+    if weight.is_complex():
+        raise TypeError(f"weight must be of a real floating-point type to be trained from a sketch, got {weight.dtype}")
+    if x.layout is not torch.strided or x.is_nested:
+        raise TypeError(f"x must be a dense tensor to be sketched, got one of layout {x.layout}")
+    if weight.dim() != 2 or x.dim() == 0:
+        raise ValueError(
+            "x must be (..., in_features) and weight (out_features, in_features), "
+            f"got shapes {tuple(x.shape)} and {tuple(weight.shape)}"
+        )
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -81,9 +93,15 @@ def _forward(
     valid: Tensor | None,
     *kept: Tensor,
 ) -> Tensor:
-    if cast is not None:  # not by autocast, whose cache would hand this detached copy to other users of the weight
-        weight, bias = weight.to(cast), None if bias is None else bias.to(cast)
-    return F.linear(x, weight, bias)
+    # Not by autocast itself, whose cache would hand this detached copy to other users of the weight.
+    return F.linear(x, _cast(weight, cast), None if bias is None else _cast(bias, cast))
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Cast as autocast does: what is floating-point, but not fp64."""
+    if dtype is None or tensor.dtype == torch.float64 or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(dtype)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...]) -> None:

@@ -57,8 +57,10 @@ class SketchConfig:
                 object.__setattr__(self, name, _positive(name, value))
         if self.max_dim is not None and self.min_dim > self.max_dim:
             raise ValueError(f"min_dim must be at most max_dim, got min_dim={self.min_dim} and max_dim={self.max_dim}")
-        if self.bits is not None and (not _is_integer(self.bits) or self.bits not in STORED_BITS):
-            raise ValueError(f"bits must be None or one of {STORED_BITS}, got {self.bits!r}")
+        if self.bits is not None:
+            if not _is_integer(self.bits) or self.bits not in STORED_BITS:
+                raise ValueError(f"bits must be None or one of {STORED_BITS}, got {self.bits!r}")
+            object.__setattr__(self, "bits", int(self.bits))
         if not isinstance(self.center, bool):
             raise TypeError(f"center must be True or False, got {self.center!r}")
 
@@ -80,6 +82,10 @@ class SketchConfig:
         """Tell whether an input of any number of rows is kept as it is."""
         return self.ratio == 1 and self.max_dim is None and self.bits is None
 
+    def keeps_input(self, rows: int) -> bool:
+        """Tell whether an input of ``rows`` rows is kept as it is: too few to compress, and none rounded."""
+        return self.bits is None and self.dim_for(rows) == rows
+
     def dim_for(self, rows: int) -> int:
         """Return B_proj for an input of ``rows`` rows: never 0 unless ``rows`` is, never above ``rows``."""
         # Of a symbolic size max and min would ask the value, and torch.compile would make a graph for every batch size.
@@ -98,6 +104,13 @@ class SketchConfig:
         others = [field for field in fields(self) if field.name not in ("kind", "ratio", "dim")]
         changed = [f"{f.name}={value}" for f in others if (value := getattr(self, f.name)) != f.default]
         return ", ".join([self.kind, size, *changed])
+
+
+def check_config(config: object) -> SketchConfig:
+    """Return ``config`` if it is one, so that a wrong argument fails before the first step."""
+    if not isinstance(config, SketchConfig):
+        raise TypeError(f"config must be a SketchConfig, got {config!r}")
+    return config
 
 
 def _row_share(bits: int) -> float:

@@ -7,12 +7,12 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from torch import nn
 
-from .config import SketchConfig
-from .layer import SketchedLinear, check_config
+from .config import SketchConfig, check_config
+from .layer import SketchedLinear
 from .padding import follow_attention_mask, ignore_attention_mask
 from .sharded import become, own_class
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound=nn.Module)
 Pattern: TypeAlias = str | re.Pattern[str]
-Configs: TypeAlias = SketchConfig | Mapping[Pattern, SketchConfig | None]
+Configs: TypeAlias = SketchConfig | Mapping[Any, SketchConfig | None]  # keys are Pattern: of Any, to take any mix
 Where: TypeAlias = Callable[[str, nn.Module], bool]
 
 _REASON = "_left_exact_because"
@@ -81,10 +81,18 @@ def sketch_(
 
 
 def unsketch_(model: Model) -> Model:
-    """Turn every sketched layer of ``model`` back into the class it was, in place, and return it."""
-    for module in model.modules():
+    """Turn every sketched layer of ``model`` back into the class it was, in place, and return it.
+
+    A layer of a class that was derived from a sketched one stays what it is, and a warning names it.
+    """
+    for name, module in model.named_modules():
         _restore(module)
         module.__dict__.pop(_REASON, None)
+        if is_sketched(module):
+            kind = type(module).__name__
+            warnings.warn(
+                f"unsketch_: {name or 'the model'} ({kind}) has a class of its own: it stays sketched", stacklevel=2
+            )
     ignore_attention_mask(model)
     return model
 
@@ -97,9 +105,20 @@ def configs_for(model: nn.Module, config: Configs | None = None, where: Where | 
     return {name: config for name, config in chosen.items() if config is not None}
 
 
+def present_configs(model: nn.Module) -> dict[str, SketchConfig]:
+    """Return name -> config for the layers that ``sketch_`` has converted."""
+    sketched = {name: module for name, module in model.named_modules() if exact_type(module) is not None}
+    return {name: check_config(module.config) for name, module in sketched.items()}
+
+
 def exact_type(module: nn.Module) -> type[nn.Module] | None:
     """Return the exact class behind a sketched layer, or None for any other module."""
     return next((exact for exact, twin in _twins().items() if own_class(module) is twin), None)
+
+
+def is_sketched(module: nn.Module) -> bool:
+    """Tell whether a layer trains from a sketch, also as a subclass that conversion leaves alone."""
+    return isinstance(module, tuple(_twins().values()))
 
 
 def sketched_type(module: nn.Module) -> type[nn.Module] | None:
@@ -153,7 +172,9 @@ class _Rules:
 
 
 def _matches(pattern: Pattern, name: str) -> bool:
-    return fnmatchcase(name, pattern) if isinstance(pattern, str) else pattern.fullmatch(name) is not None
+    if isinstance(pattern, str):
+        return name == pattern or fnmatchcase(name, pattern)
+    return pattern.fullmatch(name) is not None
 
 
 def _text(pattern: Pattern) -> str:

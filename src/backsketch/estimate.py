@@ -134,7 +134,7 @@ def quantities(blocks: Blocks, rows: int, measured: list[float]) -> tuple[float,
     """
     observed, energy, coincidence, sketched, sketched_energy, sketched_coincidence = (root**2 for root in measured[:6])
     variance, rounding = measured[6:]
-    if math.isnan(variance) and blocks.rows > 0:
+    if math.isnan(variance):
         law = law_of(blocks, blocks.dim)
         rest = law.energy * sketched_energy + law.coincidence * sketched_coincidence
         variance = rest + law.product * (sketched - rounding - rest) / (1 + law.product)

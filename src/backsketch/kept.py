@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from .config import SketchConfig
+from .seeds import generator_at
 from .sketches import Sketch, Whole, make_sketch
 from .sketches.base import Shapes, compute_dtype
 from .sketches.rows import Rows, ValidRows
 from .storage import pack, row_slabs, stored_bytes, unpack
+
+SEED_BYTES = 8
 
 _UNPACKED_ROWS = 2048  # rows turned back from codes at once: few enough to be small, enough for a good GEMM
 _DITHER_STREAM = 0x5DEECE66D  # keeps the dither's random numbers apart from the sketch's
@@ -24,9 +27,12 @@ def keep(x: Tensor, config: SketchConfig, seed: Tensor, valid: Tensor | None = N
     sketch = _drawn_on(x, sketch_for(config, len(x), seed, valid))
     if isinstance(sketch, Whole) and config.bits is None:
         return seed, x
-    if valid is not None and not isinstance(sketch, ValidRows):
-        x = x.masked_fill(~valid.unsqueeze(1), 0)
-    rows = sketch.compress(x)
+    if config.bits is not None and type(sketch) is Rows and not config.center:
+        return seed, *pack(x, config.bits, _dither(x, seed), sketch.chosen(x.device))
+    counted = x
+    if valid is not None and not isinstance(sketch, ValidRows):  # which leaves out the others itself
+        counted = x.masked_fill(~valid.unsqueeze(1), 0)
+    rows = sketch.compress(counted)
     mean: tuple[Tensor, ...] = ()
     if config.center:
         mean = (_mean_row(x, valid),)
@@ -34,8 +40,7 @@ def keep(x: Tensor, config: SketchConfig, seed: Tensor, valid: Tensor | None = N
         rows = torch.addmm(rows, sketch.compress(ones), mean[0].unsqueeze(0), alpha=-1)
     if config.bits is None:
         return seed, rows, *mean
-    generator = None if x.is_meta else torch.Generator(device=x.device).manual_seed(int(seed) ^ _DITHER_STREAM)
-    return seed, *pack(rows, config.bits, generator), *mean
+    return seed, *pack(rows, config.bits, _dither(x, seed)), *mean
 
 
 def weight_gradient(
@@ -45,12 +50,11 @@ def weight_gradient(
     seed, *stored = kept
     sketch = _drawn_on(y, sketch_for(config, len(y), seed, valid))
     compressed = sketch.compress(y)
-    exact = isinstance(sketch, Whole) and config.bits is None
     if config.bits is None:
         gradient = _product(compressed, stored[0], sketch.gain)
     else:
         gradient = _packed_product(compressed, stored[0], stored[1], config.bits, in_features, sketch.gain)
-    if config.center and not exact:
+    if config.center and not config.keeps_input(len(y)):
         total = y.sum(0, dtype=compute_dtype(y.dtype))
         gradient = gradient.to(total.dtype).addr_(total, stored[-1].to(total.dtype)).to(y.dtype)
     return gradient
@@ -64,17 +68,16 @@ def sketch_for(config: SketchConfig, rows: int, seed: Tensor, valid: Tensor | No
     return sketch
 
 
-def _drawn_on(x: Tensor, sketch: Sketch) -> Sketch:
-    """Return the sketch itself, or on the meta device what has its sizes."""
-    return Shapes(sketch.rows, sketch.dim, sketch.seed) if x.is_meta and not isinstance(sketch, Whole) else sketch
-
-
 def kept_bytes(config: SketchConfig, rows: int, in_features: int, itemsize: int) -> int:
     """Return how many bytes ``keep`` keeps of an input, the seed included."""
-    dim = config.dim_for(rows)
-    exact = dim == rows and config.bits is None
-    mean = in_features * itemsize if config.center and not exact else 0
-    return stored_bytes(dim, in_features, config.bits, itemsize) + mean + 8
+    mean = in_features * itemsize if config.center and not config.keeps_input(rows) else 0
+    return stored_bytes(config.dim_for(rows), in_features, config.bits, itemsize) + mean + SEED_BYTES
+
+
+def _drawn_on(x: Tensor, sketch: Sketch) -> Sketch:
+    """Return the sketch itself, or on the meta device, where few kinds can be drawn, what has its sizes."""
+    drawn = not x.is_meta or type(sketch) in (Whole, Rows)
+    return sketch if drawn else Shapes(sketch.rows, sketch.dim, sketch.seed)
 
 
 def _mean_row(x: Tensor, valid: Tensor | None) -> Tensor:
@@ -100,12 +103,19 @@ def _product(y: Tensor, x: Tensor, gain: float | Tensor) -> Tensor:
 def _packed_product(y: Tensor, codes: Tensor, ranges: Tensor, bits: int, features: int, gain: float | Tensor) -> Tensor:
     """Return gain · yᵀx with x unpacked slab by slab, so that it never stands there whole."""
     dtype = compute_dtype(y.dtype)
-    out = y.new_zeros(y.shape[1], features, dtype=dtype)
-    for start in range(0, len(codes), _UNPACKED_ROWS):
+    out = y.new_empty(y.shape[1], features, dtype=dtype)
+    factor = 2.0 if isinstance(gain, Tensor) else 2.0 * gain  # rows come back halved, since whole they may overflow
+    for start in range(0, max(len(codes), 1), _UNPACKED_ROWS):
         slab = slice(start, start + _UNPACKED_ROWS)
-        rows = unpack(codes[slab], ranges[slab], bits, features, y.dtype)
+        rows = unpack(codes[slab], ranges[slab], bits, features, y.dtype, scale=0.5)
         if dtype == y.dtype:
-            out.addmm_(y[slab].t(), rows)
+            out.addmm_(y[slab].t(), rows, beta=min(start, 1), alpha=factor)
         else:
-            out.add_(y[slab].t() @ rows)
-    return out.mul_(gain).to(y.dtype)
+            product = (y[slab].t() @ rows).to(dtype)
+            out = out.add_(product, alpha=factor) if start else product.mul_(factor)
+    return (out.mul_(gain) if isinstance(gain, Tensor) else out).to(y.dtype)
+
+
+def _dither(x: Tensor, seed: Tensor) -> torch.Generator | None:
+    """Return the generator of the random numbers that rounding x takes; there is none for meta."""
+    return None if x.is_meta else generator_at(int(seed) ^ _DITHER_STREAM, x.device)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .autograd import sketched_linear
-from .config import SketchConfig
+from .config import SketchConfig, check_config
 
 
 class SketchedLinear(nn.Linear):
@@ -42,15 +40,11 @@ class SketchedLinear(nn.Linear):
 def trains(layer: nn.Module) -> bool:
     """Tell whether a layer has anything to train, the same with gradients on and off, as checkpointing needs it.
 
-    Inside a torch.func transform the parameters do not tell; sketched_linear finds out there.
+    The weight alone does not tell where it is computed from other parameters, nor these in a replica of DataParallel,
+    which has none. Inside a torch.func transform neither does; sketched_linear finds out there.
     """
-    return torch._C._are_functorch_transforms_active() or any(
-        parameter is not None and parameter.requires_grad for parameter in layer._parameters.values()
+    return (
+        bool(layer.weight.requires_grad)
+        or torch._C._are_functorch_transforms_active()
+        or any(parameter is not None and parameter.requires_grad for parameter in layer._parameters.values())
     )
-
-
-def check_config(config: Any) -> SketchConfig:
-    """Return ``config`` if it is one, so that a wrong argument fails before the first step."""
-    if not isinstance(config, SketchConfig):
-        raise TypeError(f"config must be a SketchConfig, got {config!r}")
-    return config

@@ -13,10 +13,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from .autograd import _SketchedLinear, as_rows
-from .config import SketchConfig
-from .conversion import Where, exact_type
+from .config import SketchConfig, check_config
+from .conversion import Where, is_sketched
 from .estimate import KeptInput, Trace
-from .layer import check_config
 from .records import Record, Sums, settle, table
 
 _MOST_WAITING = 4096  # calls whose numbers may stay on the device: bounds what a long run holds there
@@ -39,8 +38,9 @@ class NoiseMonitor:
 
     A step ends when an optimizer that holds a monitored weight has stepped, or at ``step()``. A record is the **sum
     over the calls** of one layer in one step: micro-batches of gradient accumulation, or uses of a shared module.
-    Sketches of different calls are independent, so the sum of ``sketch_variance`` is the variance they add to the
-    step's gradient; ``squared_gradient`` is Σ‖XᵀY‖² over the calls, not the square of their sum.
+    Sketches of different inputs are independent, so the sum of ``sketch_variance`` is the variance they add to the
+    step's gradient, unless a layer reads the very same tensor twice; ``squared_gradient`` is Σ‖XᵀY‖² over the calls,
+    not the square of their sum.
 
     ``squared_gradient``, ``sgd_variance`` and ``sketch_variance`` are unbiased, so a single value may be negative; it
     is kept as it comes. ``alignment``, ``ratio``, ``scaled_ratio`` and ``bound`` are ratios of the sums: consistent,
@@ -86,8 +86,8 @@ class NoiseMonitor:
         if not layers:
             raise ValueError("model must have a sketched layer to monitor, got none; convert it with sketch_ first")
         self._layers = {name or "(the model)": module for name, module in layers.items()}
-        self._handles = [
-            module.register_forward_hook(partial(self._watch, name), with_kwargs=True)
+        self._handles = [  # before other hooks, which may replace the output whose node is looked for
+            module.register_forward_hook(partial(self._watch, name), prepend=True, with_kwargs=True)
             for name, module in self._layers.items()
         ]
         self._handles.append(register_optimizer_step_post_hook(self._after_optimizer))
@@ -139,7 +139,7 @@ class NoiseMonitor:
         self._waiting = []
 
     def _selects(self, name: str, module: nn.Module) -> bool:
-        return exact_type(module) is not None and (self.where is None or self.where(name, module))
+        return is_sketched(module) and (self.where is None or self.where(name, module))
 
     def _after_optimizer(self, optimizer: Optimizer, *_: object) -> None:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -164,7 +164,7 @@ class NoiseMonitor:
 
     def _trace(self, x: Tensor, config: SketchConfig, valid: Tensor | None) -> Trace | KeptInput:
         if self.exact:
-            return KeptInput(x, config, valid)
+            return KeptInput(x.clone(), config, valid)  # the layer lets x go, so it may change before backward
         return Trace.of(x, config, self._generator(x.device), valid)
 
     def _generator(self, device: torch.device) -> torch.Generator:

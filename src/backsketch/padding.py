@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 @dataclass(eq=False, slots=True)
 class _Mask:
-    """A mask in force, the flat copies made of it by device, and which input shapes have met it."""
+    """A mask, flat and on the device where it was last needed, and which input shapes have met it."""
 
     rows: Tensor
     shape: torch.Size
@@ -37,21 +37,24 @@ class _Mask:
             return None
         self.used = True
         if self.rows.device != x.device:
-            self.rows = self.rows.to(x.device, non_blocking=True)
+            self.rows = self.rows.to(x.device, non_blocking=not x.is_cpu)  # the host would read before it is there
         return self.rows
 
 
-class _Stack(threading.local):
-    """The masks in force, innermost last, and the modules whose hooks put them there."""
+class _InForce(threading.local):
+    """The masks of the calls that are running, innermost last, each with the module whose hook put it there."""
 
     def __init__(self) -> None:
-        self.masks: list[_Mask | None] = []
-        self.owners: list[nn.Module] = []
+        self.stack: list[tuple[_Mask | None, nn.Module | None]] = []
+
+    @property
+    def mask(self) -> _Mask | None:
+        return self.stack[-1][0] if self.stack else None
 
 
 _Call: TypeAlias = tuple[int, torch.Size]  # the seed that a call drew, and the leading shape of its input
 
-_stack = _Stack()
+_in_force = _InForce()
 _by_call: weakref.WeakValueDictionary[_Call, Tensor] = weakref.WeakValueDictionary()
 _replaced: weakref.WeakValueDictionary[_Call, Tensor] = weakref.WeakValueDictionary()
 
@@ -63,17 +66,18 @@ def valid_rows(mask: Tensor) -> Iterator[None]:
     The mask has the leading shape of the layers' inputs, as an attention mask (batch, sequence) has. Inputs of another
     shape, such as a pooled (batch, features), are sketched as a whole; a mask that fits no input at all is an error.
     The caller promises that masked rows get no gradient: what they would add to the weight gradient is left out.
-    Compiled layers and reentrant checkpointing do without it: their sketches are of all rows.
+    Compiled layers and reentrant checkpointing do without it: their sketches are of all rows. Other checkpointing finds
+    it again by the random numbers drawn, so its ``preserve_rng_state`` must stay True.
     """
     if torch.compiler.is_compiling():
         yield
         return
-    entry = _Mask(_as_rows(mask), mask.shape)
-    _stack.masks.append(entry)
+    entry = _Mask(_flat(mask), mask.shape)
+    _in_force.stack.append((entry, None))
     try:
         yield
     finally:
-        _stack.masks.pop()
+        _in_force.stack.pop()
     if entry.seen and not entry.used:
         shapes = ", ".join(str(tuple(shape)) for shape in sorted(entry.seen))
         raise ValueError(
@@ -84,30 +88,34 @@ def valid_rows(mask: Tensor) -> Iterator[None]:
 
 def masked_rows(x: Tensor) -> Tensor | None:
     """Return which rows of x count by the mask in force, or None if all do."""
-    entry = _stack.masks[-1] if _stack.masks else None
-    return None if entry is None else entry.for_input(x)
+    mask = _in_force.mask
+    return None if mask is None else mask.for_input(x)
 
 
-def valid_for(x: Tensor, seed: int) -> Tensor | None:
+def valid_for(x: Tensor, seed: Tensor) -> Tensor | None:
     """Return which rows of x count in the call that drew this seed, or None if all do.
 
     Checkpointing calls a layer again in backward, after the mask was lifted; it draws the same seed again, which tells
     what mask the first call had.
     """
-    call = (seed, x.shape[:-1])
     if torch._C._current_graph_task_id() != -1:
-        if call in _replaced:
-            raise RuntimeError(
-                "two forward passes drew the same random numbers under different masks, so checkpointing cannot tell "
-                "which mask to use again: do not reset the random seed between them"
-            )
-        return _by_call.get(call)
+        return _recalled((int(seed), x.shape[:-1]))
     valid = masked_rows(x)
     if valid is not None:
+        call = (int(seed), x.shape[:-1])
         if (other := _by_call.get(call, valid)) is not valid and not torch.equal(other, valid):
             _replaced[call] = other
         _by_call[call] = valid
     return valid
+
+
+def _recalled(call: _Call) -> Tensor | None:
+    if call in _replaced:
+        raise RuntimeError(
+            "two forward passes drew the same random numbers under different masks, so checkpointing cannot tell "
+            "which mask to use again: do not reset the random seed between them"
+        )
+    return _by_call.get(call)
 
 
 def check_promise(valid: Tensor, y: Tensor) -> None:
@@ -157,21 +165,19 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     position = _mask_position(type(module).forward)
     given = args[position] if position is not None and 0 <= position < len(args) else None
     mask = kwargs.get("attention_mask", given)
-    current = _stack.masks[-1] if _stack.masks else None
+    current = _in_force.mask
     if current is None and isinstance(mask, Tensor) and mask.dim() == 2 and not mask.is_floating_point():
-        rows = _as_rows(mask)
+        rows = _flat(mask)
         # Nothing padded, nothing to do; on an accelerator asking would wait for it.
         current = None if rows.device.type == "cpu" and bool(rows.all()) else _Mask(rows, mask.shape)
-    _stack.masks.append(current)
-    _stack.owners.append(module)
+    _in_force.stack.append((current, module))
 
 
 def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     if torch.compiler.is_compiling():
         return
-    if _stack.owners and _stack.owners[-1] is module:  # not where the hook before was traced, and did nothing
-        _stack.owners.pop()
-        _stack.masks.pop()
+    if _in_force.stack and _in_force.stack[-1][1] is module:  # not where the hook before was traced, and did nothing
+        _in_force.stack.pop()
 
 
 @lru_cache
@@ -185,7 +191,8 @@ def _mask_position(forward: Callable[..., Any]) -> int | None:
     return -1 if by_keyword else None
 
 
-def _as_rows(mask: Any) -> Tensor:
+def _flat(mask: Any) -> Tensor:
+    """Return which rows a mask lets count: (...) -> (rows,) bool."""
     if not isinstance(mask, Tensor) or mask.dim() == 0:
         raise TypeError(f"mask must be a tensor of at least one dimension, got {mask!r}")
     return mask.detach().reshape(-1) != 0

@@ -37,11 +37,12 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
     """
 
     def __init__(self, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:
-        device = next((tensor.device.type for tensor in model_tensors(model)), None) if model is not None else None
+        own = () if model is None else model_tensors(model)
+        self._device = next((tensor.device.type for tensor in own), None)
         self.cuda: int | None = None
         self._model = model
         self._optimizer = optimizer
-        self._storages = LiveStorages(device)
+        self._storages = LiveStorages(self._device)
         self._running = RunningModule(model)
         self._stack = ExitStack()
         self._followed: set[int] = set()
@@ -74,6 +75,8 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
         return self._storages.total
 
     def __enter__(self) -> peak_memory:
+        self._storages = LiveStorages(self._device)
+        self._followed = set()
         for tensor in () if self._model is None else model_tensors(self._model):
             self._storages.see(tensor, None, PARAMETERS)
             self._follow(tensor)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from .config import STORED_BITS, SketchConfig
+from .config import STORED_BITS, SketchConfig, check_config
 from .conversion import configs_for, unsketch_
 from .measure.ledger import Ledger
 from .measure.norms import CallNoise, added_noise
@@ -53,7 +53,7 @@ def plan(
     """
     if on_meta(model):
         raise ValueError("plan measures noise, which a model on the meta device does not have; profile works there")
-    base = SketchConfig() if config is None else config
+    base = SketchConfig() if config is None else check_config(config)
     allowed = _bits(bits, base)
     budget = as_budget(budget)
     forward = partial(forward_to_loss, model, args, kwargs, loss)

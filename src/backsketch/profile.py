@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from .config import SketchConfig
-from .conversion import Configs, configs_for, exact_type, sketch_, sketched_type, unsketch_
+from .conversion import Configs, configs_for, present_configs, sketch_, sketched_type, unsketch_
 from .measure.ledger import Chosen, Ledger
 from .measure.meta import meta_step
 from .measure.record import record_ledger
@@ -38,7 +37,8 @@ def profile(
     """
     args, kwargs = to_device_of(model, (args, kwargs))
     forward = partial(forward_to_loss, model, args, kwargs, loss)
-    chosen = _present_configs(model) if config is None else configs_for(model, config)
+    present = present_configs(model) if config is None else {}
+    chosen = present or configs_for(model, config)
     around = meta_step if on_meta(model) else nullcontext
     with untouched(model, (args, kwargs)), around():
         follow_attention_mask(unsketch_(model))
@@ -93,9 +93,3 @@ def _layers(model: nn.Module, ledger: Ledger, chosen: Chosen, unpaid: Mapping[st
 def _shares_with(name: str, ledger: Ledger) -> tuple[str, ...]:
     members = dict.fromkeys(other for group in ledger.groups if name in group for other in group)
     return tuple(other for other in members if other != name)
-
-
-def _present_configs(model: nn.Module) -> dict[str, SketchConfig]:
-    """Return the configs of a converted model, or the recommended one for all layers."""
-    present = {name: module.config for name, module in model.named_modules() if exact_type(module) is not None}
-    return present or configs_for(model)

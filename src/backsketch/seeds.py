@@ -1,4 +1,4 @@
-"""The one place that touches the global generator: a seed for each sketch."""
+"""The one place that touches the global generator, for a seed for each sketch; and generators set to such a seed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def draw_seed() -> Tensor:
     if rank := _rank():
         seed.bitwise_xor_((rank * _RANK_STRIDE) % 2**63)
     return seed
+
+
+def generator_at(seed: int, device: torch.device) -> torch.Generator:
+    """Return a fresh generator on ``device``, set to ``seed``."""
+    return torch.Generator(device=device).manual_seed(seed)
 
 
 def _rank() -> int:

@@ -22,9 +22,9 @@ class Seen:
     @classmethod
     def of(cls, x: Tensor, config: SketchConfig, valid: Tensor | None = None) -> Seen:
         """Look at x, (rows, features): ``rows`` draws among valid rows only, other kinds take a padded row as zero."""
-        dim = config.dim_for(len(x))
-        if (dim == len(x) and config.bits is None) or not len(x):
+        if config.keeps_input(len(x)) or not len(x):
             return cls(x, config, None, None)
+        dim = config.dim_for(len(x))
         if valid is not None and config.kind == "rows" and dim < len(x):
             config = replace(config, ratio=None, dim=dim, min_dim=1, max_dim=None)
             return replace(cls.of(x[valid], config), chosen=valid)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 Kept = tuple[Tensor, ...]
 
@@ -29,35 +28,38 @@ class _Entry:
 
     __slots__ = ("kept", "storage")
 
-    def __init__(self, x: Tensor, kept: Kept, forget: Callable[[object], object]) -> None:
-        # While this is held, the storage's address is not used again.
-        self.storage = StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]
+    def __init__(self, storage: torch.UntypedStorage, kept: Kept, forget: Callable[[object], object]) -> None:
+        self.storage = weakref.ref(storage)
         self.kept = [weakref.ref(tensor, forget) for tensor in kept]
 
-    def get(self) -> Kept | None:
-        kept = tuple(reference() for reference in self.kept)
-        return None if any(tensor is None for tensor in kept) else kept  # type: ignore[return-value]
+    def get(self, storage: torch.UntypedStorage) -> Kept | None:
+        """Return what was kept, unless some of it is gone or the address is that of another storage by now."""
+        if self.storage() is not storage:
+            return None
+        kept = [reference() for reference in self.kept]
+        return None if any(tensor is None for tensor in kept) else tuple(kept)  # type: ignore[arg-type]
 
 
 _memo = _Memo()
 
 
 def shared(x: Tensor, purpose: Hashable, keep: Callable[[], Kept]) -> Kept:
-    """Return what another layer kept of this very tensor for the same purpose, or else ``keep()``.
-
-    The same tensor means the same memory, shape and strides, unchanged since: in-place changes count up its version.
-    """
+    """Return what another layer kept of this very tensor for the same purpose, or else ``keep()``."""
     # An inference tensor does not count its changes.
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x) or x.is_inference():
         return keep()
-    entries = _memo.entries
-    key = (_identity(x), purpose)
-    if (entry := entries.get(key)) is not None and (kept := entry.get()) is not None:
+    entries, storage = _memo.entries, x.untyped_storage()
+    key = (identity(x), purpose)
+    if (entry := entries.get(key)) is not None and (kept := entry.get(storage)) is not None:
         return kept
     kept = keep()
-    entries[key] = _Entry(x, kept, lambda _: entries.pop(key, None))
+    entries[key] = _Entry(storage, kept, lambda _: entries.pop(key, None))
     return kept
 
 
-def _identity(x: Tensor) -> Hashable:
-    return x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x._version
+def identity(x: Tensor) -> Hashable:
+    """Return what two tensors have in common that are one: memory, shape, strides, sign, and that it is unchanged.
+
+    In-place changes count up a tensor's version. It holds for as long as the storage lives.
+    """
+    return x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_neg(), x._version

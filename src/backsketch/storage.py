@@ -8,7 +8,9 @@ the gradient's noise to be that of independent rounding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import islice
 
 import torch
@@ -20,36 +22,43 @@ GROUP = 128
 _GOLDEN = 0.6180339887498949
 
 
-def pack(x: Tensor, bits: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+def pack(
+    x: Tensor, bits: int, generator: torch.Generator | None, chosen: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Round x at random to ``bits`` bits: (rows, features) -> codes (rows, bytes), ranges (rows, groups, 2).
 
     ``ranges`` holds each group's least value and step. A group with NaN or infinity comes back without a finite value.
+    With ``chosen``, the indices of some rows, only these are stored; they are never all copied at once.
     """
-    rows, features = x.shape
+    rows, features = len(x) if chosen is None else len(chosen), x.shape[1]
     dtype = compute_dtype(x.dtype)
     levels = 2**bits - 1
     groups = group_count(features)
     codes = x.new_empty(rows, packed_bytes(features, bits), dtype=torch.uint8)
     ranges = x.new_empty(rows, groups, 2, dtype=dtype)
     shift = torch.rand(rows, 1, generator=generator, device=x.device, dtype=torch.float32).to(dtype)
-    column = (torch.arange(groups * GROUP, device=x.device, dtype=torch.float64) * _GOLDEN).frac().to(dtype)
+    column = _column_dither(groups, x.device, dtype)
     slabs = row_slabs(rows, features)
     for slab in islice(slabs, 1) if x.is_meta else slabs:  # one tells the sizes of all
-        values = _grouped(x[slab].to(dtype), groups)
+        part = x[slab] if chosen is None else x.index_select(0, chosen[slab])
+        values = _grouped(part.to(dtype), groups)
         least, step, inverse = _grid(values, levels)
         dither = torch.add(shift[slab], column).frac_().view_as(values)
         dither.sub_(least * inverse).addcmul_(values, inverse).clamp_(0, levels)
-        codes[slab] = _join(dither.view(len(values), -1).to(torch.uint8), bits, codes.shape[1])
+        _join(dither.view(len(values), -1).to(torch.uint8), bits, out=codes[slab])
         torch.cat((least, step), dim=-1, out=ranges[slab])
     return codes, ranges
 
 
-def unpack(codes: Tensor, ranges: Tensor, bits: int, features: int, dtype: torch.dtype) -> Tensor:
-    """Return the stored values: codes (rows, bytes), ranges (rows, groups, 2) -> (rows, features)."""
+def unpack(codes: Tensor, ranges: Tensor, bits: int, features: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """Return ``scale`` times the stored values: codes (rows, bytes), ranges (rows, groups, 2) -> (rows, features).
+
+    At a scale of 1/2 no group overflows on the way, however far its values are apart.
+    """
     groups = ranges.shape[1]
     values = _split(codes, bits, groups * GROUP).to(ranges.dtype).view(len(codes), groups, GROUP)
-    least, step = ranges[..., :1], ranges[..., 1:]
-    return torch.addcmul(least, values, step, out=values).view(len(codes), groups * GROUP)[:, :features].to(dtype)
+    least, step = (ranges * scale).unsqueeze(-1).unbind(2)
+    return values.mul_(step).add_(least).view(len(codes), groups * GROUP)[:, :features].to(dtype)
 
 
 def rounding_variance(x: Tensor, bits: int) -> Tensor:
@@ -58,7 +67,7 @@ def rounding_variance(x: Tensor, bits: int) -> Tensor:
     A value that lies the fraction f of a step above a level is rounded up with probability f: step² · f(1 − f).
     """
     rows, features = x.shape
-    values = _grouped(x, -(-features // GROUP))
+    values = _grouped(x, group_count(features))
     least, step, inverse = _grid(values, 2**bits - 1)
     fraction = ((values - least) * inverse).frac()
     return (step.square() * fraction * (1 - fraction)).view(rows, -1)[:, :features].sum(1)
@@ -87,12 +96,18 @@ def row_slabs(rows: int, features: int) -> Iterator[slice]:
     return (slice(start, min(start + height, rows)) for start in range(0, rows, height))
 
 
+@lru_cache(maxsize=64)
+def _column_dither(groups: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return frac(φ·column): (groups · GROUP,)."""
+    column = torch.arange(groups * GROUP, device=device, dtype=torch.float64)
+    return (column * _GOLDEN).frac().to(dtype)
+
+
 def _grid(values: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return each group's least value, step, and 1/step, which is 0 for a constant group: its code 0 is exact."""
     least, largest = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
     step = largest / levels - least / levels  # not (largest - least): that may overflow
-    inverse = step.reciprocal()
-    return least, step, inverse.masked_fill_(inverse.isinf(), 0)
+    return least, step, step.reciprocal().nan_to_num_(nan=math.nan, posinf=0)
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:
@@ -103,21 +118,24 @@ def _grouped(x: Tensor, groups: int) -> Tensor:
     return x.reshape(len(x), groups, GROUP)
 
 
-def _join(codes: Tensor, bits: int, width: int) -> Tensor:
+def _join(codes: Tensor, bits: int, *, out: Tensor) -> None:
     """Put 8/bits codes in a byte; neighbours in a byte come from different parts of the row, so slices stay whole."""
+    width = out.shape[1]
     if bits == 8:
-        return codes[:, :width]
+        out.copy_(codes[:, :width])
+        return
     codes.bitwise_and_(2**bits - 1)  # what NaN became must not spill into its neighbours
     joined = codes[:, :width]
     for part in range(1, 8 // bits):
-        joined = joined | codes[:, part * width : (part + 1) * width] << (part * bits)
-    return joined
+        joined = torch.add(joined, codes[:, part * width : (part + 1) * width], alpha=2 ** (part * bits), out=out)
 
 
 def _split(joined: Tensor, bits: int, count: int) -> Tensor:
-    width = joined.shape[1]
+    width, last = joined.shape[1], 8 // bits - 1
     codes = joined.new_empty(len(joined), count)
-    for part in range(8 // bits):
+    for part in range(last + 1):
         target = codes[:, part * width : (part + 1) * width]
-        torch.bitwise_right_shift(joined, part * bits, out=target).bitwise_and_(2**bits - 1)
+        torch.bitwise_right_shift(joined, part * bits, out=target)
+        if part < last:  # nothing is left above the last part
+            target.bitwise_and_(2**bits - 1)
     return codes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from .conversion import exact_type, left_exact_because, sketched_type
+from .conversion import is_sketched, left_exact_because, sketched_type
 from .table import Table
 
 
@@ -53,10 +53,10 @@ def summary(model: nn.Module) -> Summary:
 
 def _report(name: str, module: nn.Module) -> LayerReport | None:
     note = _why_exact(module)
-    sketched = exact_type(module) is not None
+    sketched = is_sketched(module)
     if sketched:
-        frozen = all(not parameter.requires_grad for parameter in module.parameters())
-        note = "frozen: plain F.linear, nothing kept" if frozen else str(module.config)
+        trains = module.weight.requires_grad
+        note = str(module.config) if trains else "frozen: plain F.linear, nothing kept"
     if note is None:
         return None
     return LayerReport(name or "(the model)", type(module).__name__, _shape(module), sketched, note)

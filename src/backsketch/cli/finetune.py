@@ -58,6 +58,7 @@ def finetune(
     max_steps: Annotated[int | None, Option(help="Train so many steps instead.", rich_help_panel=RUN)] = None,
     train_rows: Annotated[int | None, Option(help="A fixed choice of examples.", rich_help_panel=RUN)] = None,
     eval_rows: Annotated[int | None, Option(help="A fixed choice of examples.", rich_help_panel=RUN)] = None,
+    eval_every: Annotated[int | None, Option(help="Evaluate each so-many-th step.", rich_help_panel=RUN)] = None,
     noise_every: Annotated[int | None, Option(help="Monitor each so-many-th step.", rich_help_panel=RUN)] = None,
     noise_layer: Annotated[
         list[str] | None,
@@ -105,6 +106,7 @@ def finetune(
             max_steps=max_steps,
             train_rows=train_rows,
             eval_rows=eval_rows,
+            eval_every=eval_every,
             noise_every=noise_every,
             noise_layers=tuple(noise_layer or ()),
             seed=seed,

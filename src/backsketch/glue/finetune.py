@@ -34,7 +34,7 @@ from .reading import Examples, read_task
 from .settings import Settings
 from .step_memory import largest_batch, step_memory
 from .unmasked import SketchPaddingToo
-from .watch import Clock, Progress, StopOnSignal
+from .watch import Clock, EvaluateAtEnd, Progress, StopOnSignal
 
 _PACKAGES = ("transformers", "accelerate", "numpy", "scikit-learn", "scipy")
 _LOGS, _NOISE_LOGS = 200, 50
@@ -112,6 +112,8 @@ class _Run:
         sketching = [each for each in (sketch, unmasked, noise_log) if each is not None]  # conversion first
         clock, stop = Clock(noise_every if sketch else None), StopOnSignal()
         trainer = self._trainer(steps, [*sketching, *_tensorboard(self.out), clock, stop, *callbacks])
+        if settings.eval_every is not None:
+            trainer.add_callback(EvaluateAtEnd())
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
         if progress:
@@ -167,7 +169,8 @@ class _Run:
             optim="adamw_torch_fused",
             max_grad_norm=recipe.clip,
             seed=self.settings.seed,
-            eval_strategy="epoch",
+            eval_strategy="epoch" if self.settings.eval_every is None else "steps",
+            eval_steps=self.settings.eval_every,
             save_strategy="epoch",
             save_total_limit=1,
             logging_steps=max(1, steps // _LOGS),

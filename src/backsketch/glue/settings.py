@@ -34,6 +34,7 @@ class Settings:
         recipe: by default the paper's for the task.
         max_steps: stop after so many steps; the schedule of the learning rate is then that of a run so long.
         train_rows, eval_rows: a fixed choice of so many examples.
+        eval_every: evaluate after each so-many-th step and the last; None after each epoch.
         noise_every: monitor the noise of each so-many-th step; None about fifty times a run, 0 never.
         noise_layers: globs over the names of layers whose noise is logged in all its components.
         threads: of torch; None leaves them.
@@ -51,6 +52,7 @@ class Settings:
     max_steps: int | None = None
     train_rows: int | None = None
     eval_rows: int | None = None
+    eval_every: int | None = None
     noise_every: int | None = None
     noise_layers: tuple[str, ...] = ()
     seed: int = 0
@@ -113,4 +115,4 @@ class Settings:
         return re.sub("[^a-z0-9.]+", "-", words)
 
 
-_LEAST = {"max_steps": 1, "train_rows": 1, "eval_rows": 1, "noise_every": 0, "seed": 0, "threads": 1}
+_LEAST = {"max_steps": 1, "train_rows": 1, "eval_rows": 1, "eval_every": 1, "noise_every": 0, "seed": 0, "threads": 1}

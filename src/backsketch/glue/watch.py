@@ -59,6 +59,15 @@ class Clock(TrainerCallback):  # type: ignore[misc]
         return sum(chosen) / len(chosen) if chosen else None
 
 
+class EvaluateAtEnd(TrainerCallback):  # type: ignore[misc]
+    """Evaluate after the last step, whatever its number."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask for it."""
+        if state.global_step >= state.max_steps:
+            control.should_evaluate = True
+
+
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]
     """End training after the current step, with a checkpoint, when asked to by Ctrl-C or SIGTERM.
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ..conversion import Configs, Where, exact_type, sketch_, unsketch_
+from ..conversion import Configs, Where, present_configs, sketch_, unsketch_
 from ..monitor import NoiseMonitor
 from ..records import Record
 from .peak import PeakKept
@@ -23,9 +23,7 @@ class Session:
 
     def __init__(self, model: nn.Module, noise_every: int | None) -> None:
         self.model = unwrapped(model)
-        self._before = {
-            name: module.config for name, module in self.model.named_modules() if exact_type(module) is not None
-        }
+        self._before = present_configs(self.model)
         self._records: list[Record] = []
         self._noise_every = noise_every
         self._monitor: NoiseMonitor | None = None
@@ -68,7 +66,7 @@ class Session:
             self._monitor.stop()
         unsketch_(self.model)
         if self._before:
-            sketch_(self.model, {**self._before})
+            sketch_(self.model, self._before)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

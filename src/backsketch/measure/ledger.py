@@ -8,11 +8,9 @@ from functools import cached_property
 from typing import TypeAlias
 
 from ..config import SketchConfig
-from ..kept import kept_bytes
+from ..kept import SEED_BYTES, kept_bytes
 
 Chosen: TypeAlias = Mapping[str, SketchConfig]
-
-SEED_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +31,13 @@ class Call:
     def drops_input(self, chosen: Chosen) -> bool:
         """Tell whether this call lets go of its input: its layer is sketched and its batch not kept as it is."""
         config = chosen.get(self.layer)
-        return config is not None and not self._kept_whole(config)
+        return config is not None and not config.keeps_input(self.rows)
 
     def kept_under(self, config: SketchConfig) -> int:
         """Return what it keeps beside its input: a sketch and its seed, or the seed alone for a batch kept whole."""
-        if self._kept_whole(config):
+        if config.keeps_input(self.rows):
             return SEED_BYTES
         return kept_bytes(config, self.rows, self.in_features, self.itemsize)
-
-    def _kept_whole(self, config: SketchConfig) -> bool:
-        return config.dim_for(self.rows) == self.rows and config.bits is None
 
 
 @dataclass(frozen=True)

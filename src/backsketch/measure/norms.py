@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -53,6 +54,9 @@ def added_noise(
             hook = model.get_submodule(name).register_forward_hook(_listen(calls, config, bits), with_kwargs=True)
             stack.callback(hook.remove)
         forward().backward()  # type: ignore[no-untyped-call]
+    for name, calls in noise.items():
+        if not all(math.isfinite(value) for call in calls for value in (call.sketching, *call.rounding.values())):
+            raise ValueError(f"the batch must give finite inputs and gradients, which layer {name} has not")
     return noise
 
 

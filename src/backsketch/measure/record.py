@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..conversion import sketched_type
 from ..memory import saved_memory
 from ..padding import masked_rows
+from ..sharing import identity
 from .ledger import Call, Ledger
 from .modules import RunningModule
 from .storages import model_tensors, sizes
@@ -44,7 +45,7 @@ class _OpenCall:
     layer: str
     module: nn.Module
     x: Tensor
-    version: int
+    source: Hashable
     mask: Tensor | None
     storages: set[int] = field(default_factory=set)
     itemsize: int = 0
@@ -57,11 +58,9 @@ class _OpenCall:
 
     def close(self) -> Call:
         """Return the call as a record that holds no tensor."""
-        x = self.x
-        source = (*sizes([x]), x.storage_offset(), x.shape, x.stride(), x.dtype, self.version)
+        shape, held = self.x.shape, frozenset(self.storages)
         mask = None if self.mask is None else tuple(sizes([self.mask]))
-        held = frozenset(self.storages)
-        return Call(self.layer, source, held, x.shape[:-1].numel(), x.shape[-1], self.itemsize, mask)
+        return Call(self.layer, self.source, held, shape[:-1].numel(), shape[-1], self.itemsize, mask)
 
 
 class _RunningLayer(RunningModule):
@@ -76,7 +75,7 @@ class _RunningLayer(RunningModule):
         super().entered(name, module, args, kwargs)
         if sketched_type(module) is not None and module.weight.requires_grad:
             x: Tensor = args[0] if args else next(iter(kwargs.values()))
-            self.call = _OpenCall(name, module, x.detach(), x._version, masked_rows(x))
+            self.call = _OpenCall(name, module, x.detach(), identity(x), masked_rows(x))
             self.calls.append(self.call)
 
     def left(self) -> None:

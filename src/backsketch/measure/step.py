@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -50,5 +51,8 @@ def _shape_of(tensor: Tensor) -> Tensor:
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
-    values = list(output.values()) if isinstance(output, Mapping) else output
-    return (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    elif is_dataclass(output):
+        output = [getattr(output, each.name) for each in fields(output)]
+    return (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))

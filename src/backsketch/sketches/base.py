@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..seeds import generator_at
+
 CHUNK_ELEMENTS = 1 << 18  # 1 MiB of fp32: the largest helper matrix or column slab a sketch makes at once
 
 
@@ -39,9 +41,7 @@ class Sketch(ABC):
 
     def generator(self, device: torch.device) -> torch.Generator:
         """Return a fresh generator at this sketch's seed."""
-        generator = torch.Generator(device=device)
-        generator.manual_seed(self.seed)
-        return generator
+        return generator_at(self.seed, device)
 
 
 class Whole(Sketch):

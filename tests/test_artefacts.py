@@ -1,0 +1,112 @@
+"""Artefacts: each table and figure of the paper renders from records alone, and says what is missing."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from artefacts import ARTEFACTS
+from artefacts.artefact import HERE, table
+from artefacts.glue import by_seed
+from render import write
+
+GLUE_RECORDS = HERE / "records" / "glue"
+
+
+def results(cell, draw):
+    """Return made-up results of a cell, in the form that its measure writes."""
+    if cell.measure == "complexity":
+        names = ("dim", "forward_multiply_adds", "backward_multiply_adds", "kept_bytes")
+        return dict.fromkeys(names, draw.randrange(10**9))
+    if cell.measure == "throughput":
+        return {way: {"relative": draw.uniform(0.5, 1.5), "step_seconds": 1.0} for way in cell.values["ways"]}
+    if cell.measure == "memory":
+        shape = [cell.values["batch_size"], 100]
+        return {"batch_shape": shape, "peak_bytes": draw.randrange(10**9), "kept_bytes": draw.randrange(10**9)}
+    names = ("squared_gradient", "energy", "sgd_variance", "sketch_variance", "scaled_variance")
+    ratios = ("alignment", "ratio", "scaled_ratio", "bound")
+    point = {name: draw.random() for name in names + ratios}
+    return {
+        "score": draw.random(),
+        "memory": {"kept_bytes": draw.randrange(1, 10**9)},
+        "examples": {"train": 100},
+        "noise": {"records": [{"step": step, "layer": "some.layer", **point} for step in range(30)]},
+        "curves": {
+            "train": [{"step": step, "loss": draw.random()} for step in range(40)],
+            "eval": [{"step": step, "loss": draw.random(), "score": draw.random()} for step in (20, 40)],
+        },
+    }
+
+
+def write_records(artefact, folder, keep=lambda cell: True):
+    draw = random.Random(0)
+    for cell in artefact.cells():
+        recipe = {"epochs": 1, "batch_size": 16, "learning_rate": 1e-4}
+        named = {"model": "a model", "task": "CoLA", "recipe": recipe, "config": {"kind": "gaussian", "ratio": 0.5}}
+        record = {
+            "cell": cell.labels,
+            "settings": {**named, **{k: v for k, v in cell.values.items() if cell.measure != "finetune"}},
+            "machine": {"cpu": "a processor", "cores": 2},
+            "versions": {"torch": "2"},
+            "commit": "abc",
+            "results": results(cell, draw),
+        }
+        if keep(cell):
+            path = folder / f"{cell.name}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("artefact", ARTEFACTS.values(), ids=ARTEFACTS)
+def test_it_renders_whole_from_all_records(artefact, tmp_path):
+    write_records(artefact, tmp_path)
+    page, *pictures = write(artefact, tmp_path, tmp_path / "out")
+    text = page.read_text()
+    assert text.startswith(f"# {artefact.title}\n")
+    assert " – |" not in text
+    assert "cells have run" not in text
+    for picture in pictures:
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert f"({picture.name})" in text
+
+
+def test_what_has_not_run_is_marked(tmp_path):
+    write_records(ARTEFACTS["glue"], tmp_path, lambda cell: cell.labels["task"] != "MRPC" or "gauss" not in cell.name)
+    (page, _) = write(ARTEFACTS["glue"], tmp_path, tmp_path / "out")
+    text = page.read_text()
+    assert re.search(r"\*\*\d+ of 75 cells have run", text)
+    assert all(" – |" in line for line in text.splitlines() if line.startswith("| the paper's Gaussian"))
+    assert "The comparison at a tenth of the bytes is not complete." in text
+
+
+def test_the_mean_of_a_seed_needs_all_its_tasks():
+    records = [
+        {"grid": "glue", "cell": {"task": task, "way": "exact", "seed": seed}, "results": {"score": score}}
+        for task, seed, score in (("a", 0, 0.5), ("b", 0, 0.7), ("a", 1, 0.9))
+    ]
+    assert by_seed(records, "exact", ["a", "b"]) == [pytest.approx(60)]
+
+
+def test_a_table_is_markdown():
+    assert table(["a", "b"], [["c", "1"]]) == "| a | b |\n| --- | ---: |\n| c | 1 |"
+
+
+def test_an_unknown_name_is_refused():
+    command = [sys.executable, str(Path(HERE) / "render.py"), "no-such"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert "no-such" in run.stderr
+
+
+@pytest.mark.parametrize("artefact", ARTEFACTS.values(), ids=ARTEFACTS)
+def test_committed_pages_are_what_the_committed_records_say(artefact, tmp_path):
+    page = HERE / "rendered" / f"{artefact.name}.md"
+    found = artefact.records()
+    if not found:
+        assert not page.exists()
+        pytest.skip(f"no records of {', '.join(artefact.grids)}")
+    (written, *_) = write(artefact, HERE / "records", tmp_path)
+    assert page.read_text() == written.read_text()
