@@ -8,8 +8,12 @@ from typing import Any
 import typer
 
 from .. import __version__
+from .bench import bench
+from .doctor import doctor
 from .finetune import finetune
+from .frontier import frontier
 from .problems import Problem
+from .profile import profile
 
 try:
     from typer import _click as click  # newer versions bring their own
@@ -24,7 +28,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(profile)
 app.command()(finetune)
+app.command()(bench)
+app.command()(frontier)
+app.command()(doctor)
 
 
 def run(arguments: Sequence[str]) -> int:
