@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,19 +57,6 @@ class Press(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == self.step:
             os.kill(os.getpid(), signal.SIGINT)
-
-
-class Padded(TrainerCallback):
-    """Count the padded tokens that the model meets in training."""
-
-    tokens = 0
-
-    def on_train_begin(self, args, state, control, model, **kwargs):
-        model.register_forward_pre_hook(self._count, with_kwargs=True)
-
-    def _count(self, model, args, kwargs):
-        if model.training:
-            self.tokens += int((kwargs["attention_mask"] == 0).sum())
 
 
 def test_a_record_has_all_that_a_run_is_known_by(place, tmp_path):
@@ -157,19 +143,6 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(step, budget, place, tmp_
 def test_evaluation_comes_when_asked_for_and_after_the_last_step(place, tmp_path):
     record = finetune(settings(place, eval_every=4), tmp_path)
     assert [point["step"] for point in record["results"]["curves"]["eval"]] == [4, 6]
-
-
-def test_batches_of_like_lengths_hold_less_padding_and_survive_a_stop(place, tmp_path):
-    recipe = recipe_for(find_task("cola"), epochs=1, batch_size=2, learning_rate=1e-2)
-    chosen = settings(place, recipe=replace(recipe, group_by_length=True))
-    padded, random = Padded(), Padded()
-    finetune(chosen, tmp_path / "whole", callbacks=(padded,))
-    finetune(settings(place, recipe=recipe), tmp_path / "random", callbacks=(random,))
-    assert padded.tokens < random.tokens
-    with pytest.raises(Interrupted):
-        finetune(chosen, tmp_path / "parts", callbacks=(Press(4),))
-    finetune(chosen, tmp_path / "parts")
-    assert same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
 
 
 def test_ctrl_c_in_the_last_step_ends_a_run_that_is_finished(place, tmp_path):

@@ -97,7 +97,7 @@ def _recipes(records: list[Record]) -> str:
         parts.append(f"{task} {examples['train']:,} examples, {epochs}, batch {recipe['batch_size']}")
     settings = records[0]["settings"]
     rate = settings["recipe"]["learning_rate"]
-    return f"{settings['model']}, learning rate {rate:g}, batches of like lengths: {'; '.join(parts)}."
+    return f"{settings['model']}, learning rate {rate:g}: {'; '.join(parts)}."
 
 
 def _figure(records: list[Record], names: list[str], tasks: list[str]) -> Figure:

@@ -51,9 +51,6 @@ def finetune(
     weight_decay: Annotated[float | None, Option(help="0.1.", rich_help_panel=RECIPE)] = None,
     clip: Annotated[float | None, Option(help="Largest gradient norm; 0 is none.", rich_help_panel=RECIPE)] = None,
     max_length: Annotated[int | None, Option(help="Tokens: 512.", rich_help_panel=RECIPE)] = None,
-    group_by_length: Annotated[
-        bool, Option("--group-by-length", help="Batches of like lengths: less padding.", rich_help_panel=RECIPE)
-    ] = False,
     max_steps: Annotated[int | None, Option(help="Train so many steps instead.", rich_help_panel=RUN)] = None,
     train_rows: Annotated[int | None, Option(help="A fixed choice of examples.", rich_help_panel=RUN)] = None,
     eval_rows: Annotated[int | None, Option(help="A fixed choice of examples.", rich_help_panel=RUN)] = None,
@@ -99,7 +96,7 @@ def finetune(
         changes = {
             "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "warmup": warmup,
             "power": power, "beta1": beta1, "beta2": beta2, "epsilon": epsilon, "weight_decay": weight_decay,
-            "clip": clip, "max_length": max_length, "group_by_length": group_by_length,
+            "clip": clip, "max_length": max_length,
         }  # fmt: skip
         settings = Settings(
             task=task,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,6 @@ from .watch import Clock, EvaluateAtEnd, Progress, StopOnSignal
 
 _PACKAGES = ("transformers", "accelerate", "numpy", "scikit-learn", "scipy")
 _LOGS, _NOISE_LOGS = 200, 50
-_NAMES = {field.name for field in fields(TrainingArguments)}
-_GROUPED: dict[str, Any] = (  # older versions know it by another name
-    {"train_sampling_strategy": "group_by_length"} if "train_sampling_strategy" in _NAMES else {"group_by_length": True}
-)
 
 
 class Interrupted(Exception):  # noqa: N818 (not an error: the run was asked to stop)
@@ -178,7 +174,6 @@ class _Run:
             disable_tqdm=True,
             report_to="none",
             log_level="error",
-            **(_GROUPED if recipe.group_by_length else {}),
         )
         return Trainer(
             self.model,

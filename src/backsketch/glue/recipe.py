@@ -18,7 +18,6 @@ class Recipe:
         power: of the decay; 1 is linear.
         clip: the largest norm of the gradient; 0 leaves it as it is.
         max_length: tokens of a sentence or pair, the rest cut off.
-        group_by_length: put sentences of like length into a batch: less padding, and less random batches.
     """
 
     batch_size: int = 16
@@ -32,7 +31,6 @@ class Recipe:
     weight_decay: float = 0.1
     clip: float = 0.0
     max_length: int = 512
-    group_by_length: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "epochs", "max_length"):
@@ -62,7 +60,7 @@ _RANGES = (
 )
 
 
-def recipe_for(task: Task, **changes: float | int | bool | None) -> Recipe:
+def recipe_for(task: Task, **changes: float | int | None) -> Recipe:
     """Return the paper's recipe for a task with these changes; None changes nothing."""
     known = {field.name for field in fields(Recipe)}
     unknown = changes.keys() - known
