@@ -2,13 +2,15 @@
 
 import gc
 import threading
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from backsketch import SketchConfig, sketch_, sketched_linear
+from backsketch import SketchConfig, sketch_, sketched_linear, valid_rows
 from backsketch.sharing import _memo
 from cases import saved_storages, within_five_standard_errors
 
@@ -169,6 +171,25 @@ def test_checkpointing_recomputes_the_same_gradient(x, reentrant, preserve):
         assert torch.equal(grads[0][0], grads[1][0])
         assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True)) or not reentrant
     assert all(grad.isfinite().all() and grad.any() for grad in grads[1])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("config", [CONFIG, SketchConfig(kind="hash", ratio=0.5, bits=4, center=True)], ids=str)
+def test_selective_checkpointing_meets_the_operations_of_forward_again(x, config, masked):
+    """It keeps what each operation with a plain result gave, and counts them: recomputing must not ask for more."""
+    layer = Attention(config)
+    save_products = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+    grads = []
+    for use in (False, True):
+        layer.zero_grad()
+        torch.manual_seed(9)
+        source = x.clone().requires_grad_()
+        with valid_rows(torch.arange(ROWS) < 12) if masked else nullcontext():
+            out = checkpoint(layer, source, use_reentrant=False, context_fn=save_products) if use else layer(source)
+        (out[:12] if masked else out).square().sum().backward()
+        grads.append([source.grad, *(weight.grad for weight in layer.weights)])
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
