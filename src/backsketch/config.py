@@ -100,7 +100,7 @@ class SketchConfig:
 
     def __str__(self) -> str:
         """Name the kind, the size and whatever is not at its default."""
-        size = f"ratio={self.ratio or DEFAULT_RATIO}" if self.dim is None else f"dim={self.dim}"
+        size = f"ratio={round(self.ratio or DEFAULT_RATIO, 4)}" if self.dim is None else f"dim={self.dim}"
         others = [field for field in fields(self) if field.name not in ("kind", "ratio", "dim")]
         changed = [f"{f.name}={value}" for f in others if (value := getattr(self, f.name)) != f.default]
         return ", ".join([self.kind, size, *changed])
