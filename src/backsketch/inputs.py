@@ -14,8 +14,6 @@ def check_inputs(x: Tensor, weight: Tensor) -> None:
         raise TypeError(f"weight must be of a real floating-point type to be trained from a sketch, got {weight.dtype}")
     if x.layout is not torch.strided or x.is_nested:
         raise TypeError(f"x must be a dense tensor to be sketched, got one of layout {x.layout}")
-    if x.is_meta:
-        raise TypeError("x must hold values to be sketched, got a meta tensor")
     if weight.dim() != 2 or x.dim() == 0:
         raise ValueError(
             "x must be (..., in_features) and weight (out_features, in_features), "

@@ -9,6 +9,7 @@ import typer
 
 from .. import __version__
 from .bench import bench
+from .demo import demo
 from .doctor import doctor
 from .finetune import finetune
 from .frontier import frontier
@@ -28,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(demo)
 app.command()(profile)
 app.command()(finetune)
 app.command()(bench)
