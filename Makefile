@@ -1,10 +1,13 @@
-# Two commands: `make test` from nothing; `make check` before a commit. Both make .venv on their own.
+# From nothing: `make demo` shows what it does, `make test` runs the suite. Before a commit: `make check`. Each makes .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: test test-slow check format clean
+.PHONY: demo test test-slow check format clean
+
+demo: $(INSTALLED)
+	$(BIN)/backsketch demo
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
