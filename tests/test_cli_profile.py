@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("typer")
 pytest.importorskip("transformers")
@@ -15,6 +16,7 @@ import transformers
 import backsketch
 from backsketch import SketchConfig, saved_memory
 from backsketch.cli import main
+from backsketch.cli.kinds import exclusions
 from backsketch.cli.models import build, find_head, load_config, make_batch
 from commands import call, check_mistake
 
@@ -113,6 +115,26 @@ def test_what_it_shows_fits_a_terminal_and_what_it_recommends_is_what_it_says(ca
     exec("\n".join(line.removeprefix("  ") for line in code.splitlines()), {"model": model})
     assert kept(model, inputs) == record(capsys, "bert")["kept"]["after"]
     assert "own: 0.41 by" in shown
+
+
+class Blocks(nn.Module):
+    """Two layers, of which the second reads what ReLU keeps, so that a sketch of it saves nothing."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.layer = nn.ModuleList([nn.ModuleDict({first: nn.Linear(8, 8), second: nn.Linear(8, 8)})])
+        self.first, self.second = first, second
+
+    def forward(self, x):
+        block = self.layer[0]
+        return block[self.second](block[self.first](x).relu())
+
+
+@pytest.mark.parametrize(("first", "second", "globs"), [("up", "down", ["layer.*.down"]), ("up_down", "*_down", None)])
+def test_a_pattern_leaves_out_only_what_does_not_pay(first, second, globs):
+    found = backsketch.profile(Blocks(first, second), torch.randn(64, 8), config=SketchConfig(ratio=0.5))
+    assert found.pays == (f"layer.0.{first}",)
+    assert exclusions(found) == globs
 
 
 @pytest.mark.parametrize("name", CONFIGS)
