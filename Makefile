@@ -1,4 +1,4 @@
-# `make demo` to see it; `make test` and `make check` before a commit. Each makes .venv on its own.
+# From nothing: `make demo` shows what it does, `make test` runs the suite. Before a commit: `make check`. Each makes .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

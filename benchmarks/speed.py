@@ -1,8 +1,12 @@
-"""How fast a training step is beside nn.Linear, the paper's method, checkpointing and offloading: see --help."""
+"""How fast a training step is beside nn.Linear, the paper's method, checkpointing and offloading.
 
-import typer
+``backsketch bench`` with the reports of this repository as --out; --help tells more.
+"""
 
-from backsketch_bench.speed import main
+import sys
+from pathlib import Path
+
+from backsketch.cli import main
 
 if __name__ == "__main__":
-    typer.run(main)
+    raise SystemExit(main(["bench", "--out", str(Path(__file__).parent / "reports"), *sys.argv[1:]]))

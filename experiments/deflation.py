@@ -13,16 +13,17 @@ from pathlib import Path
 import torch
 from deflated import DeflatedLinear, Deflation
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 
 from backsketch import SketchConfig, noise, sketch_, valid_rows
 from backsketch.results import write_record
 from backsketch.storage import stored_bytes
-from backsketch_bench.activations import Activation, add_arguments, collect, token_layers, trained_subject
+from backsketch_bench.activations import Activation, collect, token_layers, train
 from backsketch_bench.frontier import settings
 from backsketch_bench.frontier_points import main_layer
+from backsketch_bench.progress import track
+from backsketch_bench.subjects import find_subject
 from backsketch_bench.timing import best_times
 
 BUDGETS = (0.1, 0.05, 0.03)
@@ -80,11 +81,18 @@ class Result:
 def main() -> None:
     """Measure, print the table and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
+    parser.add_argument("--model", type=Path, help="a pretrained encoder for transformers; default: a small byte model")
+    parser.add_argument("--data", type=Path, help="a tab-separated file without quoting, as GLUE has")
+    parser.add_argument("--columns", nargs="+", metavar="COLUMN", help="LABEL TEXT [TEXT], by name or by number")
+    parser.add_argument("--steps", type=int, help="training steps before measuring")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=9, help="rounds of timing; the best counts")
     parser.add_argument("--report", type=Path, default=Path("runs/deflation.json"), help="where to write the record")
     arguments = parser.parse_args()
-    subject, loss = trained_subject(arguments)
+    subject = find_subject(
+        arguments.model, arguments.data, arguments.columns, steps=arguments.steps, seed=arguments.seed
+    )
+    loss = train(subject)
     layers = token_layers(collect(subject))
     results = compare(layers, WAYS, BUDGETS, rounds=arguments.rounds)
     Console().print(table(results))
@@ -109,7 +117,7 @@ def compare(
     steps = {str((budget, way)): _step(main, spent[place]) for (budget, way), spent in cells.items()}
     times = best_times({"exact": _step(main, None), **steps}, rounds=rounds, title="step time")
     results = []
-    for (budget, way), spent in track(cells.items(), "noise", transient=True):
+    for (budget, way), spent in track(cells.items(), "noise", len(cells)):
         kept = sum(own.kept_bytes(*shape) for own, shape in zip(spent, shapes, strict=True))
         ratios = torch.stack([_ratio(layer, own) for layer, own in zip(layers, spent, strict=True)])
         numbers = (

@@ -110,3 +110,11 @@ def test_committed_pages_are_what_the_committed_records_say(artefact, tmp_path):
         pytest.skip(f"no records of {', '.join(artefact.grids)}")
     (written, *_) = write(artefact, HERE / "records", tmp_path)
     assert page.read_text() == written.read_text()
+
+
+@pytest.mark.parametrize("artefact", ARTEFACTS.values(), ids=ARTEFACTS)
+def test_the_status_of_an_artefact_is_true(artefact):
+    (line,) = [line for line in (HERE / "README.md").read_text().splitlines() if f"render.py {artefact.name}`" in line]
+    count, cells = len(artefact.records()), len(artefact.cells())
+    said = re.search(r"(\d+) of (\d+) cells", line)
+    assert (int(said[1]), int(said[2])) == (count, cells) if said else count == 0

@@ -139,13 +139,14 @@ def test_autocast_keeps_half_the_bytes_and_leaves_no_detached_weight_in_its_cach
     config = SketchConfig(ratio=0.5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         kept = saved_storages(lambda: sketched_linear(x.clone().requires_grad_(), weight, None, config))
-        first, second = sketched_linear(x, weight, None, config), F.linear(x, weight)
+        sketched_linear(x, weight, None, config)
+        after = F.linear(x, weight)
     kept.pop(weight.untyped_storage().data_ptr())
     assert sorted(kept.values()) == [8, 20 * FEATURES * 2]
-    (first.sum() + second.sum()).backward()
-    exact = 2 * x.sum(0).expand(OUTPUTS, FEATURES)
-    assert weight.grad.shape == exact.shape
-    assert F.cosine_similarity(weight.grad.flatten(), exact.flatten(), dim=0) > 0.3
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        alone = F.linear(x, weight)
+    grads = [torch.autograd.grad(out.sum(), weight)[0] for out in (after, alone)]
+    assert torch.equal(*grads)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -288,7 +289,10 @@ def test_an_input_changed_in_place_afterwards_does_not_matter_to_a_compressed_la
     """nn.Linear must refuse here, since it kept x itself; the kept rows are a copy."""
     x, weight, _, grad_out = problem(torch.randn(40, FEATURES))
     weight.requires_grad_()
-    out = sketched_linear(x, weight, None, SketchConfig(ratio=0.5))
-    x.zero_()
-    out.backward(grad_out)
-    assert weight.grad.abs().sum() > 0
+    grads = []
+    for change in (x.clone, x.zero_):
+        torch.manual_seed(1)
+        out = sketched_linear(x, weight, None, SketchConfig(ratio=0.5))
+        change()
+        grads.append(torch.autograd.grad(out, weight, grad_out)[0])
+    assert torch.equal(*grads)

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import subprocess
 import sys
 import time
 from contextlib import contextmanager
@@ -16,9 +15,13 @@ pytest.importorskip("transformers")
 
 from transformers import RobertaConfig, RobertaForSequenceClassification
 
+from backsketch.cli import main
 from backsketch_bench import speed
 from backsketch_bench.contenders import encoder_contenders
 from backsketch_bench.timing import best_times
+from commands import call, check_mistake, python
+from glue_files import WORDS
+from tiny_bert import save_tiny_bert
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -26,11 +29,12 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
     out = tmp_path_factory.mktemp("speed")
-    command = [sys.executable, BENCHMARKS / "speed.py", "--quick", "--part", "transient", "--out", out]
-    subprocess.run(command, check=True, capture_output=True)
-    assert (out / "speed.json").exists()
-    assert next(out.glob("*.md")).read_text().count("MiB") > 10
-    return json.loads((out / "speed.json").read_text())
+    run = call("bench", "--quick", "--part", "transient", "--threads", "1", "--json", cwd=out)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert next(out.glob("bench/quick/*.md")).read_text().count("MiB") > 10
+    record = json.loads(run.stdout)
+    assert record == json.loads((out / "bench" / "quick" / "speed.json").read_text())
+    return record
 
 
 def test_a_record_says_what_it_was_made_with(record):
@@ -44,10 +48,115 @@ def test_a_row_or_blocked_sketch_needs_no_more_than_what_it_keeps(record):
             assert row["beyond_linear"] <= row["kept"] + 2**20, row["name"]
 
 
-def test_a_wrong_part_is_named():
-    run = subprocess.run([sys.executable, BENCHMARKS / "speed.py", "--part", "colour"], capture_output=True, text=True)
-    assert run.returncode == 2
-    assert "colour" in run.stderr
+def test_the_script_is_the_command():
+    run = python(str(BENCHMARKS / "speed.py"), "--part", "colour")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.startswith("backsketch: part must be one of layers")
+
+
+MISTAKES = [
+    (["bench", "--part", "colour"], "part must be one of layers, overhead, transient, growth, encoder, got colour"),
+    (["bench", "--threads", "0"], "threads must be a positive integer, got 0"),
+    (["bench", "--colour", "red"], "No such option: --colour"),
+    (["frontier", "--model", "nowhere"], "model must be a directory with config.json, got 'nowhere'"),
+    (["frontier", "--model", "model"], "a model needs its data: give --data FILE and --columns LABEL,TEXT"),
+    (["frontier", "--model", "model", "--data", "x.tsv", "--columns", "a"], "a model needs its data"),
+    (["frontier", "--model", "model", "--data", "nowhere", "--columns", "a,b"], "data must be a file, got 'nowhere'"),
+    (["frontier", "--model", "model", "--data", "x.tsv", "--columns", "a,c"], "columns must be among a, b, got c"),
+    (["frontier", "--model", "model", "--data", "x.tsv", "--columns", "a,b"], "at least 32 examples with these col"),
+    (["frontier", "--data", "x.tsv"], "data and columns are for a model of yours: give --model too"),
+    (["frontier", "--steps", "0"], "steps must be a positive integer, got 0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(case[0]) for case in MISTAKES])
+def test_a_mistake_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.tsv").write_text("a\tb\n1\ttext\n")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    check_mistake(arguments, message, capsys)
+
+
+@pytest.mark.parametrize(
+    ("command", "missing", "extra"),
+    [("bench", "matplotlib", "cli"), ("bench", "transformers", "transformers"), ("frontier", "matplotlib", "cli")],
+)
+def test_a_missing_extra_is_named(command, missing, extra, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert main([command, "--quick"]) == 1
+    assert capsys.readouterr().err == f"backsketch: this needs {missing}: pip install 'backsketch[{extra}]'\n"
+
+
+def test_help_names_every_part(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    main(["bench", "--help"])
+    shown = capsys.readouterr().out
+    assert all(part in shown for part in speed.PARTS)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Replace the parts by ones that only count how often they ran."""
+    ran = []
+    entries = {
+        "overhead": {"name": "exact", "forward_us": 1.0, "step_us": 2.0},
+        "growth": {"name": "rows", "rows": [1, 2], "seconds": [1.0, 2.0], "slope": 1.0},
+    }
+    for name, entry in entries.items():
+        monkeypatch.setitem(speed.PARTS, name, lambda quick, name=name, entry=entry: ran.append(name) or [entry])
+    return ran
+
+
+def bench(*arguments):
+    return main(["bench", "--threads", "1", "--part", "overhead", "--part", "growth", *arguments])
+
+
+def test_finished_parts_are_kept_until_fresh_is_asked_for(counted, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert bench("--quick") == bench("--quick") == 0
+    assert counted == ["overhead", "growth"]
+    shown = capsys.readouterr().out
+    assert shown.count("Tiny layers") == 2
+    assert "wrote bench/quick/speed.json" in shown
+    assert main(["bench", "--threads", "1", "--quick", "--fresh", "--part", "growth"]) == 0
+    assert counted == ["overhead", "growth", "growth"]
+    record = json.loads((tmp_path / "bench" / "quick" / "speed.json").read_text())
+    assert set(record["results"]) == {"overhead", "growth"}
+
+
+def test_a_record_of_other_settings_is_not_continued(counted, tmp_path, capsys):
+    assert bench("--quick", "--out", str(tmp_path)) == 0
+    assert bench("--out", str(tmp_path)) == 2
+    assert "was made with other settings (quick, threads=1): give --fresh" in capsys.readouterr().err
+    assert bench("--out", str(tmp_path), "--fresh") == 0
+    assert counted == ["overhead", "growth"] * 2
+
+
+def test_the_frontier_command_measures_the_byte_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["frontier", "--quick", "--threads", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "gaussian 0.1, paper" in shown
+    *table, written = shown.splitlines()
+    assert written.startswith("wrote bench/quick/frontier.json")
+    assert max(map(len, table)) <= 80
+    record = json.loads((tmp_path / "bench" / "quick" / "frontier.json").read_text())
+    kept = {point["family"]: point["bytes"] for point in record["results"]["points"] if point["config"]["ratio"] == 0.1}
+    assert kept["4 bits"] < kept["8 bits"] < kept["paper"]
+    assert (tmp_path / "bench" / "quick" / "frontier.png").exists()
+
+
+def test_the_frontier_command_measures_a_model_of_ones_own(tmp_path, capsys):
+    model = save_tiny_bert(tmp_path / "model")
+    rows = "".join(f"{number % 2}\t{WORDS[number % len(WORDS)]} {WORDS[-1]}\n" for number in range(40))
+    (tmp_path / "data.tsv").write_text(f"label\ttext\n{rows}")
+    options = ["--model", model, "--data", str(tmp_path / "data.tsv"), "--columns", "label,text"]
+    assert main(["frontier", *options, "--quick", "--json", "--out", str(tmp_path)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["settings"]["layers"], record["settings"]["steps"]) == (12, 3)
+    assert record == json.loads((tmp_path / "frontier.json").read_text())
 
 
 def test_what_is_prepared_for_a_step_is_there_and_is_not_timed():

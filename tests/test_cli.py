@@ -1,27 +1,17 @@
 """The command line through its real entry point: help, one real run, and one line for a mistake."""
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import backsketch
 from backsketch.cli import main
 from backsketch.glue.tasks import find_task
+from commands import call, check_mistake, python
 from glue_files import write_task
 from tiny_bert import save_tiny_bert
 
-
-def python(*arguments, cwd=None):
-    environment = {**os.environ, "PYTHONPATH": str(Path(backsketch.__file__).parents[1])}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, env=environment)
-
-
-def call(*arguments, cwd=None):
-    return python("-m", "backsketch", *arguments, cwd=cwd)
+COMMANDS = ["bench", "doctor", "finetune", "frontier", "profile"]
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +43,22 @@ def test_finetune_says_what_came_out(place, tmp_path, capsys):
     assert (record["settings"]["config"], record["settings"]["recipe"]["batch_size"]) == (None, 4)
 
 
-@pytest.mark.parametrize("command", [(), ("finetune",)])
-def test_help_has_the_options_or_commands(command, capsys):
-    assert main([*command, "--help"]) == 0
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example_on_one_line(command, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([command, "--help"]) == 0
     shown = capsys.readouterr().out
-    assert "Usage: backsketch" in shown
-    assert "finetune" in shown
-    assert not command or "Example: backsketch finetune --task cola" in shown
+    assert f"Usage: backsketch {command}" in shown
+    assert "--json" in shown
+    place = shown.splitlines().index(next(line for line in shown.splitlines() if "Example: backsketch" in line))
+    assert not shown.splitlines()[place + 1].strip()
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_help_lists_the_commands(capsys):
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f" {command} " in shown for command in COMMANDS)
 
 
 def test_version(capsys):
@@ -91,12 +90,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(case[0][1:]) for case in MISTAKES])
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, message, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    assert main(arguments) == 2
-    shown = capsys.readouterr().err.splitlines()
-    lines = [line for line in shown if line.startswith("backsketch: ")]
-    assert len(lines) == 1
-    assert message in lines[0]
-    assert not any("Traceback" in line for line in shown)
+    check_mistake(arguments, message, capsys)
 
 
 def test_a_mistake_ends_the_process_likewise():

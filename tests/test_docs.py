@@ -1,5 +1,6 @@
 """What the pages say: their code runs in its order, their commands exist, their links lead somewhere."""
 
+import json
 import re
 import shlex
 import socket
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from backsketch import SketchConfig
 from backsketch.cli.app import app
+from backsketch.kept import kept_bytes
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -17,6 +20,7 @@ PAGES = [
     ROOT / "experiments" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
+README = (ROOT / "README.md").read_text()
 PRINTED = {
     "README.md": ["linear layers are sketched", "kept for backward"],
     "quickstart.md": ["MiB ->", "linear layers are sketched", "kept for backward", "alignment"],
@@ -80,3 +84,25 @@ def test_commands_exist_with_their_options(page):
 def test_scripts_that_are_named_exist(page):
     for script in re.findall(r"python ((?:benchmarks|experiments|examples)/[\w/]+\.py)", page.read_text()):
         assert (ROOT / script).is_file(), script
+
+
+def test_the_settings_of_the_readme_have_the_noise_of_the_record():
+    results = json.loads((ROOT / "benchmarks" / "reports" / "frontier.json").read_text())["results"]
+    points = [*results["points"], *(point for budget in results["budgets"].values() for point in budget)]
+
+    def noise(masked, **config):
+        found = [p["noise"] for p in points if p["masked"] == masked and config.items() <= p["config"].items()]
+        return float(f"{found[0]:.2g}")
+
+    rows = re.findall(r"^\| .*?`(SketchConfig.*?)`.*?\| ([\d.]+)% \| (\S*) ?\| (\S+) \|$", README, flags=re.MULTILINE)
+    assert len(rows) == 5
+    for setting, kept, padded, unpadded in rows:
+        config = eval(setting, {"SketchConfig": SketchConfig})
+        share = kept_bytes(config, 100_000, 768, 4) / (100_000 * 768 * 4)
+        assert f"{100 * share:.1f}" == kept, setting
+        fields = {
+            name: getattr(config, name) for name in ("kind", "ratio", "bits") if getattr(config, name) is not None
+        }
+        assert float(unpadded) == noise(False, **fields), setting
+        if padded:
+            assert float(padded) == noise(True, **fields), setting

@@ -2,7 +2,6 @@
 
 import json
 import os
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,13 @@ pytest.importorskip("rich")
 
 from backsketch.results import write_record
 from backsketch_bench import frontier
-from backsketch_bench.activations import collect, token_layers, train, trained_subject
+from backsketch_bench.activations import collect, token_layers, train
 from backsketch_bench.byte_model import Size, byte_subject
 from backsketch_bench.frontier_choices import Choice, grid, row_share, within
 from backsketch_bench.frontier_figure import draw, write_figure
 from backsketch_bench.frontier_points import kept_share, main_layer, measure, step_times
 from backsketch_bench.frontier_report import budget_table, settings_table
+from backsketch_bench.subjects import find_subject
 
 ROOT = Path(__file__).parent.parent
 REPORT = ROOT / "benchmarks" / "reports" / "frontier.json"
@@ -91,7 +91,7 @@ def test_every_setting_has_its_own_name():
 def test_record_table_and_figure_are_made(layers, tmp_path):
     choices = [choice for choice in grid() if choice.config.ratio in (0.1, 0.2, 0.7)]
     points, budgets = frontier.frontier(layers, choices, [0.1], rounds=1)
-    assert frontier.table(points).row_count == len(choices)
+    assert len(frontier.table(points).rows) == len(choices)
     subject = byte_subject(steps=0, seed=0)
     settings = frontier.settings(subject, layers, loss=1.0, rounds=1)
     path = write_record(tmp_path / "frontier.json", settings=settings, results=frontier.results(points, budgets))
@@ -137,8 +137,9 @@ def encoder_layers():
     if not MRPC.exists():
         pytest.skip("the GLUE files are not there")
     columns = ["Quality", "#1 String", "#2 String"]
-    arguments = Namespace(model=Path(weights) / "minilm-l6", data=MRPC, columns=columns, steps=60, seed=0)
-    return token_layers(collect(trained_subject(arguments)[0]))
+    subject = find_subject(Path(weights) / "minilm-l6", MRPC, columns)
+    train(subject)
+    return token_layers(collect(subject))
 
 
 @pytest.mark.slow

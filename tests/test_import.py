@@ -30,6 +30,12 @@ def test_import_brings_torch_and_the_standard_library_only():
     assert imported() == "[]"
 
 
+def test_the_command_line_brings_typer_and_rich_but_nothing_heavy():
+    brought = imported("import backsketch.cli.app")
+    assert "typer" in brought
+    assert not any(name in brought for name in ("transformers", "matplotlib", "numpy", "backsketch_bench", "sklearn"))
+
+
 def test_the_probe_sees_a_foreign_import():
     assert "hypothesis" in imported("import hypothesis")
 

@@ -250,12 +250,14 @@ def test_the_mask_of_an_encoder_does_not_touch_the_decoder():
     names = {"encoder": "encoder.block.0.layer.0.SelfAttention.q", "decoder": "decoder.block.0.layer.0.SelfAttention.q"}
     exact = {side: model.get_submodule(name).weight.grad.clone() for side, name in names.items()}
     sketch_(model, SketchConfig(ratio=0.5))
-    total = {side: torch.zeros_like(grad) for side, grad in exact.items()}
+    found = {side: [] for side in names}
     for _ in range(60):
         model.zero_grad()
         model(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()
         for side, name in names.items():
-            total[side] += model.get_submodule(name).weight.grad / 60
-    torch.testing.assert_close(total["encoder"], exact["encoder"])  # all 16 valid rows of 40 are among the 20 kept
-    share = (total["decoder"] * exact["decoder"]).sum() / exact["decoder"].square().sum()
-    assert share == pytest.approx(1, abs=0.25)
+            found[side].append(model.get_submodule(name).weight.grad)
+    for grad in found["encoder"]:  # all 16 valid rows of 40 are among the 20 kept
+        torch.testing.assert_close(grad, exact["encoder"])
+    shares = [(grad * exact["decoder"]).sum() / exact["decoder"].square().sum() for grad in found["decoder"]]
+    assert within_five_standard_errors(torch.stack(shares), 1.0)
+    assert torch.stack(shares).std() > 0.01  # sketched, after all

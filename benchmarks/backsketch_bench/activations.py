@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
+
+from .progress import progress
 
 Batch = Mapping[str, Tensor]
 
@@ -87,42 +86,13 @@ def train(subject: Subject) -> float:
     optimizer = torch.optim.AdamW(subject.model.parameters(), lr=subject.learning_rate)
     subject.model.train()
     last = float("nan")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True) as progress:
-        task = progress.add_task("training", total=subject.steps)
+    with progress() as display:
+        task = display.add_task("training", total=subject.steps)
         for _ in range(subject.steps):
             loss = subject.loss(subject.model, subject.draw())
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             last = loss.item()
-            progress.update(task, advance=1, description=f"training, loss {last:.3f}")
+            display.update(task, advance=1, description=f"training, loss {last:.3f}")
     return last
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose the model and its text."""
-    parser.add_argument("--model", type=Path, help="a pretrained encoder for transformers; default: a small byte model")
-    parser.add_argument("--data", type=Path, help="a tab-separated file without quoting, as GLUE has")
-    parser.add_argument(
-        "--columns", nargs="+", metavar="COLUMN", help="LABEL TEXT [TEXT], by name, or by number if there is no header"
-    )
-    parser.add_argument("--steps", type=int, help="training steps before measuring; default: 60, or 200 for bytes")
-    parser.add_argument("--seed", type=int, default=0)
-
-
-def trained_subject(arguments: argparse.Namespace) -> tuple[Subject, float]:
-    """Return the model that the options ask for, trained, and its last loss."""
-    torch.manual_seed(arguments.seed)
-    if arguments.model is None:
-        from .byte_model import byte_subject
-
-        subject = byte_subject(steps=200 if arguments.steps is None else arguments.steps, seed=arguments.seed)
-    else:
-        if arguments.data is None or arguments.columns is None or len(arguments.columns) not in (2, 3):
-            raise ValueError("a model needs its data: give --data FILE and --columns LABEL TEXT [TEXT]")
-        from .encoder import encoder_subject
-
-        steps = 60 if arguments.steps is None else arguments.steps
-        subject = encoder_subject(arguments.model, arguments.data, arguments.columns, steps=steps, seed=arguments.seed)
-    return subject, train(subject)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from torch import nn
 from torch.autograd.graph import save_on_cpu
@@ -89,11 +90,11 @@ def encoder_contenders() -> list[Contender]:
     ]
 
 
-def _checkpoint_(model: nn.Module) -> None:
+def _checkpoint_(model: Any) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
-def _uncheckpoint_(model: nn.Module) -> None:
+def _uncheckpoint_(model: Any) -> None:
     model.gradient_checkpointing_disable()
     if hasattr(model, "_require_grads_hook"):  # newer transformers add it when enabling, and leave it when disabling
         model.disable_input_require_grads()

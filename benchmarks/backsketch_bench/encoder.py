@@ -31,8 +31,9 @@ def encoder_subject(model: Path, data: Path, columns: Sequence[str], *, steps: i
     classes = 1 + max(example.label for example in examples)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    options = {"num_labels": classes, "ignore_mismatched_sizes": True}  # a head of another task gives way to a new one
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    encoder = transformers.AutoModelForSequenceClassification.from_pretrained(model, num_labels=classes)
+    encoder = transformers.AutoModelForSequenceClassification.from_pretrained(model, **options)
     chosen = random.Random(seed)
 
     def draw() -> Batch:
@@ -59,6 +60,8 @@ def read_examples(path: Path, columns: Sequence[str]) -> list[Example]:
             raise ValueError(f"columns must be among {', '.join(header)}, got {', '.join(missing)}")
         places = [header.index(column) for column in columns]
     rows = [row for row in rows if len(row) > max(places)]
+    if len(rows) < BATCH:
+        raise ValueError(f"data must have at least {BATCH} examples with these columns, got {len(rows)} in {path}")
     label, *texts = places
     classes = {name: number for number, name in enumerate(sorted({row[label] for row in rows}))}
     return [Example(classes[row[label]], tuple(row[text] for text in texts)) for row in rows]

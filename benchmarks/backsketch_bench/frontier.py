@@ -1,43 +1,35 @@
-"""The frontier: what every setting keeps, the noise it adds, and the time it takes, on real activations.
-
-python benchmarks/frontier.py
-python benchmarks/frontier.py --model DIR --data train.tsv --columns Quality '#1 String' '#2 String'
-"""
+"""The frontier: what every setting keeps, the noise it adds, and the time it takes, on real activations."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from backsketch.results import write_record
+from backsketch.table import Table
 
-from .activations import Activation, Subject, add_arguments, collect, token_layers, trained_subject
+from .activations import Activation, Subject, collect, token_layers, train
 from .frontier_choices import BUDGETS, Choice, grid, within
-from .frontier_figure import write_figure
 from .frontier_points import Point, main_layer, measure, step_times
 
+ROUNDS = 9
 
-def main() -> None:
-    """Measure, print the table, write the record and the figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
-    parser.add_argument("--rounds", type=int, default=9, help="rounds of timing; the best counts")
-    parser.add_argument("--report", type=Path, default=Path("runs/frontier"), help="where to write, without suffix")
-    arguments = parser.parse_args()
-    subject, loss = trained_subject(arguments)
-    layers = token_layers(collect(subject))
-    points, budgets = frontier(layers, grid(), BUDGETS, rounds=arguments.rounds)
-    Console().print(table(points))
-    record = arguments.report.with_suffix(".json")
-    used = settings(subject, layers, loss=loss, rounds=arguments.rounds)
-    write_record(record, settings=used, results=results(points, budgets))
-    for path in (record, *write_figure(record)):
-        Console().print(f"wrote {path}")
+
+def run(subject: Subject, path: Path, *, quick: bool = False) -> list[Point]:
+    """Train the subject, measure every setting on it, write the record and return the points.
+
+    Args:
+        quick: fewer settings, batches and rounds of timing.
+    """
+    rounds = 1 if quick else ROUNDS
+    loss = train(subject)
+    layers = token_layers(collect(subject, draws=1 if quick else 9))
+    choices = [choice for choice in grid() if not quick or choice.config.ratio in (1.0, 0.1)]
+    points, budgets = frontier(layers, choices, BUDGETS[2:3] if quick else BUDGETS, rounds=rounds)
+    used = {**settings(subject, layers, loss=loss, rounds=rounds), "quick": quick}
+    write_record(path, settings=used, results=results(points, budgets))
+    return points
 
 
 def frontier(
@@ -52,15 +44,22 @@ def frontier(
 
 def table(points: Sequence[Point]) -> Table:
     """Return the points as a table, one row each."""
-    result = Table(title="What is kept, and the noise it adds to the weight gradient")
-    for title in ("setting", "bytes kept", "noise / SGD noise", "least", "most", "step time"):
-        result.add_column(title, justify="left" if title == "setting" else "right")
-    for point in points:
-        noise = (f"{number:.4f}" for number in (point.noise, point.least, point.most))
-        time = "" if point.time is None else f"{point.time:.2f}"
-        name = f"{point.choice} (the paper)" if point.choice.family == "paper" else str(point.choice)
-        result.add_row(name, f"{point.bytes:.2%}", *noise, time)
-    return result
+    titles = ("setting", "bytes", "noise", "least", "most", "time")
+    rows = (
+        (
+            point.choice.short,
+            f"{point.bytes:.1%}",
+            *(f"{number:.3g}" for number in (point.noise, point.least, point.most)),
+            "" if point.time is None else f"{point.time:.2f}",
+        )
+        for point in points
+    )
+    notes = (
+        "bytes: kept, as a share of the linear layers' fp32 inputs",
+        "noise: added to the weight gradient, in the batch's own; mean, least and most",
+        "time: of a step of the largest layer, in that of nn.Linear",
+    )
+    return Table(titles, tuple(rows), notes, numeric=frozenset(range(1, len(titles))))
 
 
 def results(points: Sequence[Point], budgets: Mapping[float, Sequence[Point]]) -> dict[str, Any]:

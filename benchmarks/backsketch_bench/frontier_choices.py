@@ -29,6 +29,15 @@ class Choice:
         """Name the setting as a table row does."""
         return f"{self.config}{', mask' if self.masked else ''}"
 
+    @property
+    def short(self) -> str:
+        """Name the setting in few characters: "rows 0.5, 4 bits, mask"."""
+        config = self.config
+        parts = [f"{config.kind} {config.ratio}", *([f"block {config.block}"] if config.block else [])]
+        parts += [f"{config.bits} bits"] if config.bits else []
+        parts += ["center"] * config.center + ["mask"] * self.masked + ["paper"] * (self.family == PAPER)
+        return ", ".join(parts)
+
 
 def grid() -> list[Choice]:
     """Return every point of the frontier."""

@@ -137,7 +137,7 @@ def _draw_gain(axes: Axes, points: list[dict[str, Any]]) -> None:
     axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": _INK, "linewidth": 1.3})
     gain, gain_kept = paper[0] / best["noise"], paper[0] / kept["noise"]
     text = f"{gain:.0f}× less noise in the same bytes\n({gain_kept:.0f}× with padding kept)"
-    place = {"textcoords": "offset points", "ha": "right", "va": "top", "linespacing": 1.3}
+    place: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "top", "linespacing": 1.3}
     axes.annotate(text, (best["bytes"], best["noise"]), (-2, -27), fontsize=10, **place)
 
 

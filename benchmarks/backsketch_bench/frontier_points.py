@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from rich.progress import track
 from torch import Tensor, nn
 
 from backsketch import noise, sketch_, valid_rows
@@ -17,6 +16,7 @@ from backsketch.kept import kept_bytes
 from .activations import Activation
 from .frontier_choices import PAPER, Choice
 from .paper import paper_
+from .progress import track
 from .timing import best_times
 
 
@@ -50,7 +50,7 @@ def measure(
     doubled = [Activation(layer.name, layer.x.double(), layer.y.double(), layer.valid) for layer in layers]
     batch_noise = [noise.sgd_variance(layer.x, layer.y) for layer in doubled]
     points = []
-    for choice in track(choices, "noise", transient=True):
+    for choice in track(choices, "noise", len(choices)):
         ratios = torch.stack(
             [
                 noise.sketch_variance(layer.x, layer.y, choice.config, layer.valid if choice.masked else None) / own
@@ -88,11 +88,12 @@ def _step(layer: Activation, choice: Choice | None) -> Callable[[], object]:
         paper_(module, choice.config.ratio or 1.0)
     elif choice is not None:
         sketch_(module, choice.config)
+    valid = layer.valid if choice is not None and choice.masked else None
     x = layer.x.detach().clone().requires_grad_()
     wanted = (x, *module.parameters())
 
     def step() -> tuple[Tensor, ...]:
-        with valid_rows(layer.valid) if choice is not None and choice.masked else nullcontext():
+        with nullcontext() if valid is None else valid_rows(valid):
             out = module(x)
         return torch.autograd.grad(out, wanted, layer.y)
 

@@ -23,19 +23,21 @@ class PaperLinear(nn.Linear):
 
 def paper_(model: nn.Module, ratio: float) -> nn.Module:
     """Convert every nn.Linear of ``model`` in place."""
-    for module in model.modules():
-        if type(module) is nn.Linear:
-            module.__class__, module.ratio = PaperLinear, ratio
+    for layer in _layers(model, nn.Linear):
+        layer.__class__, layer.ratio = PaperLinear, ratio
     return model
 
 
 def unpaper_(model: nn.Module) -> nn.Module:
     """Turn every layer that ``paper_`` converted back into nn.Linear, in place."""
-    for module in model.modules():
-        if type(module) is PaperLinear:
-            module.__class__ = nn.Linear
-            del module.ratio
+    for layer in _layers(model, PaperLinear):
+        layer.__class__ = nn.Linear
+        del layer.ratio
     return model
+
+
+def _layers(model: nn.Module, kind: type) -> list[Any]:
+    return [module for module in model.modules() if type(module) is kind]
 
 
 class _Algorithm1(torch.autograd.Function):

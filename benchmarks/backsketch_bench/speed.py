@@ -1,32 +1,24 @@
 """How fast a training step is beside nn.Linear, the paper's method, checkpointing, offloading and int8 storage.
 
-    python benchmarks/speed.py                  everything, about 25 minutes on two cores
-    python benchmarks/speed.py --part layers    one part: layers, encoder, growth, transient, overhead
-    python benchmarks/speed.py --quick          small sizes, to see that it runs
-
 Every figure is a ratio of times taken in one process, interleaved, the best of several rounds. Finished parts are kept
-in the record and not measured again until --fresh.
+in the record and not measured again until that is asked for.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from backsketch import SketchConfig
 from backsketch.results import write_record
 
 from .contenders import EXACT, encoder_contenders, layer_contenders, ours
-from .speed_report import render
 from .speed_steps import (
     converted,
     layer_bytes,
@@ -39,13 +31,15 @@ from .speed_steps import (
 )
 from .timing import best_times
 
+Show = Callable[[dict[str, Any], str], object]
+
 SHAPES = ((768, 3072), (3072, 768))
 SKETCHED = ("gaussian", "rademacher", "hadamard", "cosine", "fourier")
 
 
 def layers(quick: bool) -> list[dict[str, Any]]:
     """Time one linear layer, forward and backward, for each shape of a base-size transformer."""
-    rows, rounds = (512, 2) if quick else (4096, 12)
+    rows, rounds = _layer_rows(quick), 2 if quick else 12
     found: dict[str, dict[str, Any]] = {}
     for features, outputs in SHAPES:
         x, y = torch.randn(rows, features, requires_grad=True), torch.randn(rows, outputs)
@@ -61,22 +55,22 @@ def layers(quick: bool) -> list[dict[str, Any]]:
 
 
 def encoder(quick: bool) -> list[dict[str, Any]]:
-    """Time a randomly initialised encoder of RoBERTa-base's shapes, forward and backward, batch 32 × 128."""
+    """Time a randomly initialised encoder of RoBERTa-base's shapes, forward and backward."""
     from transformers import RobertaConfig, RobertaForSequenceClassification
 
-    depth, batch, length, rounds = (1, 4, 16, 1) if quick else (12, 32, 128, 2)
+    depth, batch, length = _encoder_size(quick)
     config = RobertaConfig(num_hidden_layers=depth, vocab_size=1000, max_position_embeddings=length + 2)
-    config._attn_implementation = "sdpa"
+    config._attn_implementation, config.use_cache = "sdpa", False
     model = RobertaForSequenceClassification(config).train()
     inputs = {"input_ids": torch.randint(5, 1000, (batch, length)), "labels": torch.randint(0, 2, (batch,))}
     ways = encoder_contenders()
-    entries = []
+    entries: list[dict[str, Any]] = []
     for way in ways:
         kept, peak = model_bytes(way, model, inputs)
         entries.append({"name": way.name, "family": way.family, "ratio": way.ratio, "kept": kept, "peak": peak})
     times = best_times(
         {way.name: model_step(way, model, inputs) for way in ways},
-        rounds=rounds,
+        rounds=1 if quick else 2,
         title="encoder",
         prepare={way.name: partial(way.applied, model) for way in ways},  # ten copies would not fit in memory
     )
@@ -86,7 +80,6 @@ def encoder(quick: bool) -> list[dict[str, Any]]:
 def growth(quick: bool) -> list[dict[str, Any]]:
     """Time the sketch itself (compress X, compress Y, multiply) as the rows grow, and fit the slope in log-log."""
     sizes = [1024 * 2**power for power in range(4 if quick else 7)]
-    found = []
     configs = {
         "rows": SketchConfig(ratio=0.1),
         "hash": SketchConfig(kind="hash", ratio=0.1),
@@ -99,9 +92,10 @@ def growth(quick: bool) -> list[dict[str, Any]]:
         steps = {name: sketch_step(config, x, y) for name, config in configs.items()}
         for name, seconds in best_times(steps, rounds=2 if rows > 16384 else 5, title=f"{rows} rows").items():
             times[name].append(seconds)
-    for name, seconds in times.items():
-        found.append({"name": name, "rows": sizes, "seconds": seconds, "slope": slope(sizes[-4:], seconds[-4:])})
-    return found
+    return [
+        {"name": name, "rows": sizes, "seconds": own, "slope": slope(sizes[-4:], own[-4:])}
+        for name, own in times.items()
+    ]
 
 
 def transient(quick: bool) -> list[dict[str, Any]]:
@@ -129,7 +123,7 @@ def overhead(quick: bool) -> list[dict[str, Any]]:
     found = []
     models = {way.name: converted(way, layer) for way in ways}
     forward = best_times(
-        {name: lambda own=own: own(x) for name, own in models.items()},
+        {name: partial(own, x) for name, own in models.items()},
         rounds=20,
         repeat=50 if quick else 500,
         title="forward",
@@ -151,43 +145,43 @@ PARTS: dict[str, Callable[[bool], list[dict[str, Any]]]] = {
 }
 
 
-def main(
-    part: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(PARTS)}; all by default.")] = None,
-    out: Annotated[Path, typer.Option(help="Where the record, the plot and the report go.")] = Path(
-        "benchmarks/reports"
-    ),
-    quick: Annotated[bool, typer.Option(help="Small sizes, to see that it runs.")] = False,
-    fresh: Annotated[bool, typer.Option(help="Measure again what the record already has.")] = False,
-    threads: Annotated[int, typer.Option(help="Threads for torch.")] = 2,
-) -> None:
-    """Measure, print tables, write speed.json, speed.png and a dated report."""
-    chosen = part or list(PARTS)
-    if unknown := [name for name in chosen if name not in PARTS]:
-        raise typer.BadParameter(f"part must be one of {', '.join(PARTS)}, got {', '.join(unknown)}")
-    torch.set_num_threads(threads)
-    path = out / "speed.json"
-    results = json.loads(path.read_text())["results"] if path.exists() and not (fresh and part is None) else {}
-    for name in chosen:
-        if name in results and not fresh:
-            continue
-        torch.manual_seed(0)
-        results[name] = PARTS[name](quick)
-        settings = {
-            "quick": quick,
-            "threads": threads,
-            "dtype": "float32",
-            "layer rows": 4096,
-            "encoder batch": "32 x 128",
-        }
-        write_record(path, settings=settings, results=results)
-        _print(name, results[name])
-    for written in render(path):
-        print(written)
+def run(
+    parts: Sequence[str], path: Path, *, quick: bool = False, fresh: bool = False, show: Show | None = None
+) -> dict[str, Any]:
+    """Measure the parts that the record at ``path`` does not have yet, write each when it is done, return the record.
+
+    Args:
+        fresh: measure all of the parts again.
+        show: called with the record and a part's name as soon as it is there.
+    """
+    settings = {
+        "quick": quick,
+        "threads": torch.get_num_threads(),
+        "dtype": "float32",
+        "layer rows": _layer_rows(quick),
+        "encoder blocks": _encoder_size(quick)[0],
+        "encoder batch": "{1} x {2}".format(*_encoder_size(quick)),
+    }
+    record = json.loads(path.read_text()) if path.exists() else {"settings": settings, "results": {}}
+    same = all(record["settings"][name] == settings[name] for name in ("quick", "threads"))
+    if not (same or fresh):
+        made = "{}, threads={threads}".format("quick" if record["settings"]["quick"] else "full", **record["settings"])
+        raise ValueError(f"{path} was made with other settings ({made}): give --fresh to replace it, or another --out")
+    results = dict(record["results"]) if same else {}
+    for name in parts:
+        if fresh or name not in results:
+            torch.manual_seed(0)
+            results[name] = PARTS[name](quick)
+            record = json.loads(write_record(path, settings=settings, results=results).read_text())
+        if show is not None:
+            show(record, name)
+    return record
 
 
-def _print(title: str, rows: list[dict[str, Any]]) -> None:
-    names = [name for name, value in rows[0].items() if not isinstance(value, list)]
-    table = Table(*names, title=title)
-    for row in rows:
-        table.add_row(*(f"{row[name]:.3g}" if isinstance(row[name], float) else str(row[name]) for name in names))
-    Console().print(table)
+def _layer_rows(quick: bool) -> int:
+    return 512 if quick else 4096
+
+
+def _encoder_size(quick: bool) -> tuple[int, int, int]:
+    """Return blocks, batch and length."""
+    return (1, 4, 16) if quick else (12, 32, 128)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
-from rich.progress import Progress
+from .progress import track
 
 Step = Callable[[], object]
 Setup = Callable[[], AbstractContextManager[object]]
@@ -28,14 +28,13 @@ def best_times(
     gc.collect()
     gc.disable()
     try:
-        with Progress(transient=True) as progress:
-            for _ in progress.track(range(rounds), description=title):
-                for name, step in steps.items():
-                    with setups[name]():
-                        start = time.perf_counter()
-                        for _ in range(repeat):
-                            step()
-                        best[name] = min(best[name], (time.perf_counter() - start) / repeat)
+        for _ in track(range(rounds), title, rounds):
+            for name, step in steps.items():
+                with setups[name]():
+                    start = time.perf_counter()
+                    for _ in range(repeat):
+                        step()
+                    best[name] = min(best[name], (time.perf_counter() - start) / repeat)
     finally:
         gc.enable()
     return best

@@ -23,7 +23,15 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
         for axes, quantity in zip(panels, ("peak_bytes", "kept_bytes"), strict=True):
             values = [record["results"][quantity] / 2**30 for record in found]
             label = shown(way).strip("*")
-            axes.plot(across, values, "o-", color=style.color(way), alpha=style.shade(way), label=label, markersize=4)
+            axes.plot(
+                across,
+                values,
+                "o--" if way.startswith("recommended") else "o-",
+                color=style.color(way),
+                alpha=style.shade(way),
+                label=label,
+                markersize=4,
+            )
         lines.append([shown(way), *(f"{record['results']['peak_bytes'] / 2**20:,.0f} MiB" for record in found)])
     for axes, label in zip(panels, ("peak of a step, GiB", "kept for backward, GiB"), strict=True):
         axes.set(xlabel="batch size", ylabel=label, ylim=(0, None))

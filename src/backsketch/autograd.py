@@ -46,7 +46,7 @@ def sketched_linear(
     if seed is None and config.keeps_all:  # an operator would have to copy x to keep it
         return F.linear(x, weight, bias)
     device = x.device.type
-    if not torch.is_autocast_enabled(device):
+    if not _autocast_on(device):
         return _run(x, weight, bias, config, seed, None)
     with torch.autocast(device, enabled=False):
         return _run(x, weight, bias, config, seed, torch.get_autocast_dtype(device))
@@ -120,7 +120,7 @@ def _backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad_out is None:
         return (None,) * len(ctx.needs_input_grad)
     device = grad_out.device.type
-    if not torch.is_autocast_enabled(device):
+    if not _autocast_on(device):
         return _gradients(ctx, grad_out)
     with torch.autocast(device, enabled=False):
         return _gradients(ctx, grad_out)
@@ -143,3 +143,7 @@ def _gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[2]:
         grad_bias = y.sum(0).to(ctx.bias_dtype)
     return grad_x, grad_weight, grad_bias, None, None, None, *(None for _ in kept)
+
+
+def _autocast_on(device: str) -> bool:
+    return device != "meta" and torch.is_autocast_enabled(device)  # meta has no autocast, and asking is an error

@@ -12,7 +12,7 @@ from torch import Tensor
 from .config import SketchConfig
 from .seeds import generator_at
 from .sketches import Sketch, Whole, make_sketch
-from .sketches.base import compute_dtype
+from .sketches.base import Shapes, compute_dtype
 from .sketches.rows import Rows, ValidRows
 from .storage import pack, row_slabs, stored_bytes, unpack
 
@@ -24,7 +24,7 @@ _DITHER_STREAM = 0x5DEECE66D  # keeps the dither's random numbers apart from the
 
 def keep(x: Tensor, config: SketchConfig, seed: Tensor, valid: Tensor | None = None) -> tuple[Tensor, ...]:
     """Return what to keep of x, the seed first: x (rows, in_features), valid (rows,) -> tensors."""
-    sketch = sketch_for(config, len(x), seed, valid)
+    sketch = _drawn_on(x, sketch_for(config, len(x), seed, valid))
     if isinstance(sketch, Whole) and config.bits is None:
         return seed, x
     if config.bits is not None and type(sketch) is Rows and not config.center:
@@ -48,7 +48,7 @@ def weight_gradient(
 ) -> Tensor:
     """Return the unbiased estimate of Yᵀ X: kept, y (rows, out_features) -> (out_features, in_features)."""
     seed, *stored = kept
-    sketch = sketch_for(config, len(y), seed, valid)
+    sketch = _drawn_on(y, sketch_for(config, len(y), seed, valid))
     compressed = sketch.compress(y)
     if config.bits is None:
         gradient = _product(compressed, stored[0], sketch.gain)
@@ -72,6 +72,12 @@ def kept_bytes(config: SketchConfig, rows: int, in_features: int, itemsize: int)
     """Return how many bytes ``keep`` keeps of an input, the seed included."""
     mean = in_features * itemsize if config.center and not config.keeps_input(rows) else 0
     return stored_bytes(config.dim_for(rows), in_features, config.bits, itemsize) + mean + SEED_BYTES
+
+
+def _drawn_on(x: Tensor, sketch: Sketch) -> Sketch:
+    """Return the sketch itself, or on the meta device, where few kinds can be drawn, what has its sizes."""
+    drawn = not x.is_meta or type(sketch) in (Whole, Rows)
+    return sketch if drawn else Shapes(sketch.rows, sketch.dim, sketch.seed)
 
 
 def _mean_row(x: Tensor, valid: Tensor | None) -> Tensor:
@@ -110,6 +116,6 @@ def _packed_product(y: Tensor, codes: Tensor, ranges: Tensor, bits: int, feature
     return (out.mul_(gain) if isinstance(gain, Tensor) else out).to(y.dtype)
 
 
-def _dither(x: Tensor, seed: Tensor) -> torch.Generator:
-    """Return the generator of the random numbers that rounding x takes."""
-    return generator_at(int(seed) ^ _DITHER_STREAM, x.device)
+def _dither(x: Tensor, seed: Tensor) -> torch.Generator | None:
+    """Return the generator of the random numbers that rounding x takes; there is none for meta."""
+    return None if x.is_meta else generator_at(int(seed) ^ _DITHER_STREAM, x.device)

@@ -98,11 +98,11 @@ def valid_for(x: Tensor, seed: Tensor) -> Tensor | None:
     Checkpointing calls a layer again in backward, after the mask was lifted; it draws the same seed again, which tells
     what mask the first call had.
     """
+    call = (int(seed), x.shape[:-1])  # read in both passes: selective checkpointing compares what they ask of tensors
     if torch._C._current_graph_task_id() != -1:
-        return _recalled((int(seed), x.shape[:-1]))
+        return _recalled(call)
     valid = masked_rows(x)
     if valid is not None:
-        call = (int(seed), x.shape[:-1])
         if (other := _by_call.get(call, valid)) is not valid and not torch.equal(other, valid):
             _replaced[call] = other
         _by_call[call] = valid

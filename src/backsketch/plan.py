@@ -55,7 +55,7 @@ def plan(
         raise ValueError("plan measures noise, which a model on the meta device does not have; profile works there")
     base = SketchConfig() if config is None else check_config(config)
     allowed = _bits(bits, base)
-    budget = _budget(budget)
+    budget = as_budget(budget)
     forward = partial(forward_to_loss, model, args, kwargs, loss)
     with untouched(model, (args, kwargs)):
         follow_attention_mask(unsketch_(model))
@@ -111,7 +111,7 @@ def _bits(bits: Collection[int | None] | None, config: SketchConfig) -> Collecti
     return bits
 
 
-def _budget(budget: object) -> int | float:
+def as_budget(budget: object) -> int | float:
     """Return bytes as an int, a share as a float."""
     wrong = f'budget must be a share in (0, 1] ("50%" or 0.5) or a positive number of bytes, got {budget!r}'
     if isinstance(budget, str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from .conversion import Configs, configs_for, present_configs, sketch_, sketched_type, unsketch_
 from .measure.ledger import Chosen, Ledger
+from .measure.meta import meta_step
 from .measure.record import record_ledger
 from .measure.step import Loss, forward_to_loss, on_meta, to_device_of
 from .measure.untouched import untouched
@@ -25,7 +27,7 @@ def profile(
     """Measure a training step of ``model`` on a batch, and what it would be under ``config``.
 
     The model runs forward once, then forward and backward twice, and is left exactly as it was. On the meta device it
-    needs neither memory nor weights, and tells what is kept; the peak after conversion is then left out.
+    needs neither memory nor weights, and is measured with the fused kernels of an accelerator.
 
     Args:
         model: in train() or eval(); a model in eval() is measured in train().
@@ -37,21 +39,21 @@ def profile(
     forward = partial(forward_to_loss, model, args, kwargs, loss)
     present = present_configs(model) if config is None else {}
     chosen = present or configs_for(model, config)
-    with untouched(model, (args, kwargs)):
+    around = meta_step if on_meta(model) else nullcontext
+    with untouched(model, (args, kwargs)), around():
         follow_attention_mask(unsketch_(model))
         ledger = record_ledger(model, forward)
     unpaid = ledger.unpaid(chosen)
     paying = {name: own for name, own in chosen.items() if name not in unpaid}
     peaks = []
     for converted in ({}, paying):
-        with untouched(model, (args, kwargs)):
+        with untouched(model, (args, kwargs)), around():
             unsketch_(model)
             if converted:
                 sketch_(model, {re.compile(re.escape(name)): own for name, own in converted.items()})
-            if not (converted and on_meta(model)):
-                with peak_memory(model) as peak:
-                    forward().backward()  # type: ignore[no-untyped-call]
-                peaks.append(peak.peak)
+            with peak_memory(model) as peak:
+                forward().backward()  # type: ignore[no-untyped-call]
+            peaks.append(peak.peak)
     return Profile(
         layers=tuple(_layers(model, ledger, chosen, unpaid)),
         ledger=ledger,
@@ -60,7 +62,7 @@ def profile(
         kept_after=ledger.kept_under(paying),
         kept_if_all=ledger.kept_under(chosen),
         peak_before=peaks[0],
-        peak_after=peaks[1] if len(peaks) > 1 else None,
+        peak_after=peaks[1],
     )
 
 

@@ -49,8 +49,7 @@ class Profile:
         chosen: the config of every selected layer.
         kept_before, kept_after: bytes held for backward, parameters apart.
         kept_if_all: the same if the selected layers were converted also where it does not pay.
-        peak_before, peak_after: the peak of forward and backward; no peak after on the meta device, where no sketch
-            can be drawn.
+        peak_before, peak_after: the peak of forward and backward.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -60,7 +59,7 @@ class Profile:
     kept_after: int
     kept_if_all: int
     peak_before: Peak
-    peak_after: Peak | None
+    peak_after: Peak
 
     @property
     def pays(self) -> tuple[str, ...]:
@@ -93,10 +92,8 @@ class Profile:
     @property
     def advice(self) -> str | None:
         """Return what would lower the peak more than sketching does, if anything would."""
-        after = self.peak_before.total if self.peak_after is None else self.peak_after.total
-        saved = self.kept_before - self.kept_after if self.peak_after is None else self.peak_before.total - after
-        if self.loss_bytes > max(saved, 0):
-            share = self.loss_bytes / self.peak_before.total
+        share = self.loss_bytes / max(self.peak_before.total, 1)
+        if share >= 0.01 and self.loss_bytes > self.peak_before.total - self.peak_after.total:
             return (
                 f"at the logits: {readable(self.loss_bytes)} ({share:.0%}) of the peak are the logits and their loss; "
                 "a fused loss would help more"
@@ -137,10 +134,7 @@ class Profile:
         yield f"kept for backward: {change(self.kept_before, self.kept_after)}"
         if self.kept_if_all != self.kept_after:
             yield f"  if all selected layers were converted: {change(self.kept_before, self.kept_if_all)}"
-        if self.peak_after is None:
-            yield f"peak: {readable(self.peak_before.total)}"
-        else:
-            yield f"peak: {change(self.peak_before.total, self.peak_after.total)}"
+        yield f"peak: {change(self.peak_before.total, self.peak_after.total)}"
         yield f"  at: {self.peak_before.place}"
         yield "  of it: " + ", ".join(
             f"{role} {readable(size)}" for role, size in self.peak_before.parts.items() if size

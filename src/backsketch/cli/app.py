@@ -8,9 +8,13 @@ from typing import Any
 import typer
 
 from .. import __version__
+from .bench import bench
 from .demo import demo
+from .doctor import doctor
 from .finetune import finetune
+from .frontier import frontier
 from .problems import Problem
+from .profile import profile
 
 try:
     from typer import _click as click  # newer versions bring their own
@@ -26,7 +30,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(demo)
+app.command()(profile)
 app.command()(finetune)
+app.command()(bench)
+app.command()(frontier)
+app.command()(doctor)
 
 
 def run(arguments: Sequence[str]) -> int:

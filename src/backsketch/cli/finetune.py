@@ -10,11 +10,12 @@ from typing import Annotated, Any
 from typer import Option
 
 from ..config import SketchConfig
+from .options import SKETCH, Bits, Block, Center, Dim, Kind, Ratio, given_fields, parse_budget
 from .problems import Problem, need, users_mistakes
 
 STOPPED = 130
 
-SKETCH, RECIPE, RUN = "What layers keep", "Recipe (by default the paper's for the task)", "The run"
+RECIPE, RUN = "Recipe (by default the paper's for the task)", "The run"
 
 
 def finetune(
@@ -23,12 +24,12 @@ def finetune(
     ],
     model: Annotated[str, Option(help="A name on the hub, or a directory.")] = "roberta-base",
     data: Annotated[Path | None, Option(help="A directory in GLUE's file layout. By default from the hub.")] = None,
-    kind: Annotated[str | None, Option(help="Kind of sketch.", rich_help_panel=SKETCH)] = None,
-    ratio: Annotated[float | None, Option(help="Share of the rows kept.", rich_help_panel=SKETCH)] = None,
-    dim: Annotated[int | None, Option(help="Rows kept, instead of a ratio.", rich_help_panel=SKETCH)] = None,
-    bits: Annotated[int | None, Option(help="Store kept rows in 8, 4 or 2 bits.", rich_help_panel=SKETCH)] = None,
-    block: Annotated[int | None, Option(help="Rows a block.", rich_help_panel=SKETCH)] = None,
-    center: Annotated[bool, Option("--center", help="Keep the mean exactly.", rich_help_panel=SKETCH)] = False,
+    kind: Kind = None,
+    ratio: Ratio = None,
+    dim: Dim = None,
+    bits: Bits = None,
+    block: Block = None,
+    center: Center = False,
     budget: Annotated[
         str | None, Option(help="Plan each layer for this share (20%) or bytes.", rich_help_panel=SKETCH)
     ] = None,
@@ -73,15 +74,7 @@ def finetune(
 
     The same command continues a run that was stopped, and shows the result of one that was finished.
     """
-    shape: dict[str, Any] = {
-        "kind": kind,
-        "ratio": ratio,
-        "dim": dim,
-        "bits": bits,
-        "block": block,
-        "center": center or None,
-    }
-    given = {name: value for name, value in shape.items() if value is not None}
+    given = given_fields(kind, ratio, dim, bits, block, center)
     if exact and (given or budget is not None or exclude):
         clash = ", ".join(
             f"--{name}" for name in [*given, *(["budget"] if budget else []), *(["exclude"] * bool(exclude))]
@@ -103,7 +96,7 @@ def finetune(
             model=model,
             data=data,
             config=None if exact else config,
-            budget=_budget(budget),
+            budget=parse_budget(budget),
             exclude=None if exclude is None else tuple(glob for glob in exclude if glob),
             ignore_mask=ignore_mask,
             recipe=recipe_for(find_task(task), **changes),
@@ -134,11 +127,6 @@ def finetune(
     print(json.dumps(record, indent=1) if as_json else _summary(record, folder))
     sys.stdout.flush()
     return 0
-
-
-def _budget(text: str | None) -> str | int | None:
-    """Return a number of bytes as a number, and a share as it is."""
-    return int(text) if text is not None and text.isdecimal() else text
 
 
 def _summary(record: dict[str, Any], folder: Path) -> str:

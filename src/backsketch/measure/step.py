@@ -43,7 +43,11 @@ def on_meta(model: nn.Module) -> bool:
 
 def to_device_of(model: nn.Module, inputs: Any) -> Any:
     """Return ``inputs`` with every tensor on meta if the model is there, and as they are otherwise."""
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), inputs) if on_meta(model) else inputs
+    return tree_map_only(torch.Tensor, _shape_of, inputs) if on_meta(model) else inputs
+
+
+def _shape_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("meta").requires_grad_(tensor.requires_grad)  # a leaf: no gradient goes back from meta
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:

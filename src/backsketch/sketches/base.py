@@ -53,6 +53,15 @@ class Whole(Sketch):
         return x
 
 
+class Shapes(Sketch):
+    """S on the meta device, where nothing can be drawn: the sizes of what any kind returns."""
+
+    __slots__ = ()
+
+    def compress(self, x: Tensor) -> Tensor:
+        return x.new_empty(self.dim, x.shape[1])
+
+
 class BlockKind(Sketch):
     """A kind that also has a blocked form: many small independent matrices in place of one large one."""
 

@@ -24,6 +24,8 @@ class Rows(Sketch):
 
     def chosen(self, device: torch.device) -> Tensor:
         """Return the indices of the kept rows: (dim,)."""
+        if device.type == "meta":  # which has no generator
+            return torch.randperm(self.rows, device=device)[: self.dim]
         return torch.randperm(self.rows, generator=self.generator(device), device=device)[: self.dim]
 
 

@@ -1,0 +1,52 @@
+"""The model that is measured on: an encoder of the user's, fine-tuned on labelled text, or the byte model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from .activations import Subject
+from .byte_model import Size, byte_subject
+
+ENCODER_STEPS, BYTE_STEPS, QUICK_STEPS = 60, 200, 3
+QUICK_SIZE = Size(hidden=64, heads=2, layers=1, length=32)
+
+
+def find_subject(
+    model: Path | None = None,
+    data: Path | None = None,
+    columns: Sequence[str] | None = None,
+    *,
+    steps: int | None = None,
+    seed: int = 0,
+    quick: bool = False,
+) -> Subject:
+    """Return what to train.
+
+    Args:
+        model: a directory of a pretrained encoder for transformers; None is the byte model, which needs no data.
+        data: a tab-separated file without quoting, as GLUE has.
+        columns: of the label and of one or two texts, by name, or by number if the file has no header.
+        steps: of training before anything is measured.
+        quick: few steps, and a smaller byte model.
+    """
+    torch.manual_seed(seed)
+    if steps is None:
+        steps = QUICK_STEPS if quick else BYTE_STEPS if model is None else ENCODER_STEPS
+    if steps < 1:
+        raise ValueError(f"steps must be a positive integer, got {steps}")
+    if model is None:
+        if data is not None or columns:
+            raise ValueError("data and columns are for a model of yours: give --model too")
+        return byte_subject(steps=steps, seed=seed, size=QUICK_SIZE if quick else None)
+    if not (model / "config.json").is_file():
+        raise ValueError(f"model must be a directory with config.json, got {str(model)!r}")
+    if data is None or columns is None or len(columns) not in (2, 3):
+        raise ValueError("a model needs its data: give --data FILE and --columns LABEL,TEXT or LABEL,TEXT,TEXT")
+    if not data.is_file():
+        raise ValueError(f"data must be a file, got {str(data)!r}")
+    from .encoder import encoder_subject
+
+    return encoder_subject(model, data, columns, steps=steps, seed=seed)

@@ -1,0 +1,58 @@
+"""``backsketch frontier``: bytes kept against noise added, for every setting, on real activations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from .options import AsJson, Out, Quick, Seed, Threads, set_threads
+from .problems import need, users_mistakes
+
+
+def frontier(
+    model: Annotated[
+        Path | None,
+        Option(help="A directory with a pretrained encoder. By default a small byte-level model is trained."),
+    ] = None,
+    data: Annotated[Path | None, Option(help="Labelled text for it: a tab-separated file with no quoting.")] = None,
+    columns: Annotated[
+        str | None,
+        Option(help="Its columns, as LABEL,TEXT or LABEL,TEXT,TEXT: names, or numbers if it has no header."),
+    ] = None,
+    steps: Annotated[int | None, Option(help="Training before measuring: 60, or 200 for bytes.")] = None,
+    seed: Seed = 0,
+    quick: Quick = False,
+    threads: Threads = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> int:
+    """Measure for every setting what it keeps, the noise it adds to the gradient, and its time.
+
+    Example: backsketch frontier --model DIR --data dev.tsv --columns label,text
+
+    Without --model it trains a small byte-level model on the sources of
+    Python's standard library: nothing is downloaded. frontier.json and its
+    figure go to --out.
+    """
+    need("cli", "backsketch_bench", "matplotlib")
+    if model is not None:
+        need("transformers", "transformers")
+    from backsketch_bench.frontier import run, table
+    from backsketch_bench.frontier_figure import write_figure
+    from backsketch_bench.subjects import find_subject
+
+    set_threads(threads)
+    with users_mistakes():
+        names = None if columns is None else columns.split(",")
+        subject = find_subject(model, data, names, steps=steps, seed=seed, quick=quick)
+    path = (Path("bench", "quick" if quick else "") if out is None else out) / "frontier.json"
+    points = run(subject, path, quick=quick)
+    written = [path, *write_figure(path)]
+    if as_json:
+        print(path.read_text(), end="")
+    else:
+        table(points).show()
+        print("\nwrote", ", ".join(map(str, written)))
+    return 0

@@ -1,0 +1,164 @@
+"""``backsketch profile``: what a training step of a model keeps for backward, and what sketches would make of it."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from typing import Annotated, Any
+
+import torch
+from rich.console import Console
+from torch import nn
+from typer import Argument, Option
+
+from ..config import SketchConfig
+from ..plan import RATIOS, as_budget
+from ..profile import profile as profile_step
+from ..report import Profile
+from .options import SKETCH, AsJson, Bits, Block, Center, Dim, Kind, Ratio, given_fields, parse_budget
+from .problems import Problem, need, users_mistakes
+from .truth import Truth, linear_inputs
+
+KEEPS = (0.27, 0.1, 0.05)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def profile(
+    model: Annotated[str, Argument(help="A name on the hub, a directory, or a config.json. No weights are read.")],
+    batch: Annotated[int, Option(help="Examples in a batch.")] = 32,
+    seq: Annotated[int, Option(help="Tokens in an example.")] = 128,
+    head: Annotated[
+        str | None,
+        Option(
+            help="sequence-classification, causal-lm, masked-lm, seq2seq-lm or image-classification. By default what "
+            "the config is made for; encoders classify."
+        ),
+    ] = None,
+    dtype: Annotated[str, Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[
+        str, Option(help="cpu or cuda to measure a real step there. On meta nothing is run or allocated.")
+    ] = "meta",
+    kind: Kind = None,
+    ratio: Ratio = None,
+    dim: Dim = None,
+    bits: Bits = None,
+    block: Block = None,
+    center: Center = False,
+    budget: Annotated[
+        str | None,
+        Option(help="Find the ratio with which linear inputs keep this share (20%) or bytes.", rich_help_panel=SKETCH),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Tell what one training step of a model keeps for backward, by layer, and what a sketch saves.
+
+    Example: backsketch profile roberta-base --batch 32 --seq 128
+
+    Only the config is read, and sizes are followed on PyTorch's meta device:
+    a model of any size takes seconds and no memory. Attention and dropout count
+    as the fused kernels of a GPU do.
+    """
+    given = given_fields(kind, ratio, dim, bits, block, center)
+    for name, value in (("batch", batch), ("seq", seq)):
+        if value < 1:
+            raise Problem(f"{name} must be a positive integer, got {value}")
+    if dtype not in DTYPES:
+        raise Problem(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if budget is not None and (clash := [f"--{name}" for name in ("ratio", "dim") if name in given]):
+        raise Problem(f"--budget finds the ratio: it excludes {', '.join(clash)}")
+    with users_mistakes():
+        config = SketchConfig(**given) if given else SketchConfig.recommended()
+        limit = None if budget is None else as_budget(parse_budget(budget))
+        _check_device(device)
+    need("transformers", "transformers")
+    from .models import build, find_head, load_config, make_batch, positions
+
+    with users_mistakes():
+        description = load_config(model)
+        chosen_head = find_head(description) if head is None else head
+        network = build(description, chosen_head, device=device, dtype=DTYPES[dtype])
+        most = None if chosen_head == "image-classification" else positions(network)
+        if most is not None and seq > most:
+            raise ValueError(f"seq must be at most {most}, the positions that the model has, got {seq}")
+    inputs = make_batch(network, chosen_head, batch=batch, seq=seq, device=device)
+
+    def measure(one: SketchConfig) -> Profile:
+        with Console(stderr=True).status(f"following a step under {one}"):
+            return _measure(network, inputs, one, device)
+
+    if limit is not None:
+        with users_mistakes():
+            config = _within(limit, measure(config), given)
+    profiles = {config: measure(config)}
+    best = _best(profiles[config]) if given else config
+    for other in [best] if given else [] if budget else map(SketchConfig.recommended, KEEPS):
+        if other not in profiles:
+            profiles[other] = measure(other)
+    about = {
+        "model": model,
+        "architecture": type(network).__name__,
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "parameter_bytes": sum(parameter.nbytes for parameter in network.parameters()),
+        "batch": batch,
+        "seq": None if chosen_head == "image-classification" else seq,
+        "dtype": dtype,
+        "device": device,
+    }
+    truth = Truth(about, profiles, best)
+    if as_json:
+        print(json.dumps(truth.record(), indent=1))
+    else:
+        truth.show()
+    return 0
+
+
+def _check_device(name: str) -> None:
+    try:
+        kind = torch.device(name).type
+    except RuntimeError as error:
+        raise ValueError(f"device must be meta, cpu or cuda, got {name!r}") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device must be meta or cpu where there is no CUDA, got 'cuda'")
+
+
+def _measure(network: nn.Module, inputs: dict[str, Any], config: SketchConfig, device: str) -> Profile:
+    try:
+        return profile_step(network, config=config, **inputs)
+    except (RuntimeError, NotImplementedError) as error:
+        reason = str(error).split("\n", 1)[0][:200]
+        hint = "; --device cpu runs a real step instead" if device == "meta" else ""
+        raise Problem(f"a step of this model failed on {device}: {reason}{hint}", code=1) from error
+
+
+def _within(limit: int | float, found: Profile, given: dict[str, Any]) -> SketchConfig:
+    """Return the config with the most rows under which linear inputs keep no more than the budget."""
+    ledger = found.ledger
+    if given:
+        candidates = [SketchConfig(**{**given, "ratio": share}) for share in RATIOS]
+    else:
+        candidates = [SketchConfig.recommended(step / 500) for step in range(1, 501)]
+
+    def size(config: SketchConfig) -> int:
+        chosen = dict.fromkeys(found.chosen, config)
+        unpaid = ledger.unpaid(chosen)
+        paying = {name: own for name, own in chosen.items() if name not in unpaid}
+        return today - ledger.released(paying) + ledger.sketches(paying)
+
+    today = ledger.released(dict.fromkeys(found.chosen, candidates[0]))
+    most = limit if isinstance(limit, int) else int(limit * today)
+    place = bisect_right(candidates, most, key=size)
+    if place == 0:
+        least = size(candidates[0])
+        raise ValueError(
+            f"budget must be at least {least} bytes, {least / today:.1%} of the {today} that linear inputs keep today, "
+            f"got {most} bytes"
+        )
+    return candidates[place - 1]
+
+
+def _best(found: Profile) -> SketchConfig:
+    """Return our best setting that keeps about as much of the linear inputs."""
+    try:
+        return _within(linear_inputs(found)[1], found, {})
+    except ValueError:  # nothing of ours is as small
+        return SketchConfig.recommended()

@@ -1,0 +1,160 @@
+"""The memory truth of a model: what a training step keeps, what configs would make of it, and which one is best."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..config import SketchConfig
+from ..measure.live import Peak
+from ..report import Profile
+from ..table import Table, readable
+from .kinds import exclusions, kinds_of, other_bytes, short
+from .wording import code, noise, words
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """A model under several configs.
+
+    Attributes:
+        about: the model's name, architecture and number of parameters; batch, seq, dtype and device of the step.
+        profiles: the config that was asked for, then those to compare it with.
+        best: the one of them that is recommended.
+    """
+
+    about: Mapping[str, Any]
+    profiles: Mapping[SketchConfig, Profile]
+    best: SketchConfig
+
+    @property
+    def config(self) -> SketchConfig:
+        return next(iter(self.profiles))
+
+    @property
+    def found(self) -> Profile:
+        return self.profiles[self.config]
+
+    def show(self) -> None:
+        """Print it."""
+        about, found = self.about, self.found
+        size = f"{about['batch']} images" if about["seq"] is None else f"{about['batch']} × {about['seq']} tokens"
+        _print(f"{about['model']}: {about['architecture']}, {_count(about['parameters'])} parameters, {about['dtype']}")
+        _print(f"One training step on {size} keeps {readable(found.kept_before)} for backward.\n")
+        self.layer_table().show()
+        print()
+        self.choice_table().show()
+        print()
+        for note in self.notes():
+            _print(note)
+
+    def layer_table(self) -> Table:
+        """Return the kinds of layers under the first config, and below why some cannot pay."""
+        kinds = kinds_of(self.found)
+        rows = tuple(
+            (
+                kind.name,
+                str(kind.blocks),
+                readable(kind.input_bytes),
+                f"{kind.input_bytes / self.found.kept_before:.1%}",
+                "no gain" if kind.reason else readable(kind.sketch_bytes),
+            )
+            for kind in kinds
+        )
+        rest = other_bytes(self.found)
+        rows += (("all else", "", readable(rest), f"{rest / self.found.kept_before:.1%}", ""),)
+        notes = tuple(f"no gain in {kind.name}: {kind.reason}" for kind in kinds if kind.reason)
+        return Table(("linear layers", "×", "input", "of all", "sketch"), rows, notes, frozenset({1, 2, 3, 4}))
+
+    def choice_table(self) -> Table:
+        """Return what the configs keep, beside the exact model: linear inputs, all for backward, and the peak."""
+        found = self.found
+        inputs = max(linear_inputs(each)[0] for each in self.profiles.values())
+        exact = (inputs, found.kept_before, found.peak_before.total)
+        rows = [("exact", *map(readable, exact))]
+        for config, each in sorted(self.profiles.items(), key=lambda item: -item[1].kept_after):
+            released, sketches = linear_inputs(each)
+            sizes = (inputs - released + sketches, each.kept_after, each.peak_after.total)
+            rows.append((words(config), *map(_compared, sizes, exact)))
+        return Table(("", "linear inputs", "kept for backward", "peak"), tuple(rows), numeric=frozenset({1, 2, 3}))
+
+    def notes(self) -> Iterator[str]:
+        """Yield what the peak is, what would lower it more, and the recommended config with its price."""
+        peak = self.found.peak_before
+        parts = ", ".join(f"{name} {readable(size)}" for name, size in peak.parts.items() if size)
+        yield f"The exact peak is in {short(str(peak.place)).rpartition(' (')[0]}: {parts}."
+        yield f"It is that of forward and backward; AdamW's states come on top: {readable(self._adamw_bytes)}."
+        if self.found.advice:
+            yield f"The peak is {self.found.advice}."
+        yield "\nRecommended:\n  import backsketch as bs"
+        yield from self._call()
+        if (price := noise(self.best)) is not None:
+            yield price
+
+    def record(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        first, *others = ({"config": asdict(config), **_sizes(found)} for config, found in self.profiles.items())
+        return {
+            **self.about,
+            **first,
+            "adamw_bytes": self._adamw_bytes,
+            "advice": self.found.advice,
+            "layers": self.found.to_records(),
+            "others": others,
+            "recommended": asdict(self.best),
+        }
+
+    def _call(self) -> Iterator[str]:
+        """Yield the lines of Python that convert a model with the recommended config, where that pays."""
+        globs, config = exclusions(self.profiles[self.best]), f"bs.{code(self.best)}"
+        if globs is None:
+            yield f"  config = {config}"
+            yield "  bs.sketch_(model, config, profile=bs.profile(model, **batch, config=config))"
+        elif globs:
+            yield "  bs.sketch_(model, {"
+            yield from (f'      "{glob}": None,' for glob in globs)
+            yield f'      "*": {config},'
+            yield "  })"
+        else:
+            yield f"  bs.sketch_(model, {config})"
+
+    @property
+    def _adamw_bytes(self) -> int:
+        size: int = 2 * self.about["parameter_bytes"]
+        return size
+
+
+def linear_inputs(found: Profile) -> tuple[int, int]:
+    """Return what linear inputs keep today, those that a sketch can lower, and what they would keep."""
+    paying = {name: found.chosen[name] for name in found.pays}
+    return found.ledger.released(paying), found.ledger.sketches(paying)
+
+
+def _sizes(found: Profile) -> dict[str, Any]:
+    before, after = linear_inputs(found)
+    return {
+        "linear_inputs": {"before": before, "after": after},
+        "kept": {"before": found.kept_before, "after": found.kept_after, "if_all": found.kept_if_all},
+        "peak": {"before": _peak(found.peak_before), "after": _peak(found.peak_after)},
+    }
+
+
+def _peak(peak: Peak) -> dict[str, Any]:
+    return {"total": peak.total, "parts": peak.parts, "place": None if peak.place is None else str(peak.place)}
+
+
+def _compared(size: int, exact: int) -> str:
+    return f"{readable(size)} {size / exact - 1:+.0%}" if exact else readable(size)
+
+
+def _count(number: int) -> str:
+    units = (("B", 1e9), ("M", 1e6), ("K", 1e3))
+    return next((f"{number / size:.1f} {unit}" for unit, size in units if number >= size), str(number))
+
+
+def _print(text: str) -> None:
+    lines = text.split("\n")
+    print("\n".join(textwrap.fill(line, min(shutil.get_terminal_size().columns, 100)) for line in lines))

@@ -1,0 +1,63 @@
+"""meta_step: a training step on the meta device, as an accelerator would run it on a batch without padding.
+
+PyTorch has no fused kernels for meta and falls back to steps that keep more: the attention probabilities, and dropout
+masks in the input's type. Fused attention keeps q, k, v, its output and one number a row, fused dropout a byte a value.
+Nor can meta tensors answer questions, such as whether a mask is all ones: here every value is as it should be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class meta_step(TorchFunctionMode):  # noqa: N801 (a context manager, used as a verb)
+    """Let meta tensors take fused kernels, and answer what a model asks of their values, while inside."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if args and isinstance(args[0], Tensor) and args[0].is_meta:
+            if func in _ANSWERS and len(args) == 1 and not kwargs:
+                return torch.tensor(_ANSWERS[func])
+            if func is Tensor.__contains__:  # asks for padding among the tokens
+                return False
+            if func is Tensor.__bool__:  # asks whether a mask is all ones
+                return True
+            func = _FUSED.get(func, func)
+        return func(*args, **kwargs)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    aten = torch.ops.aten
+    out: Tensor
+    if attn_mask is not None and attn_mask.requires_grad:  # a learned bias: only this kernel has its gradient
+        out = aten._scaled_dot_product_efficient_attention(
+            query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
+        )[0]
+    else:
+        out = aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+        )[0]
+    return out
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(input, p, True)[0] if training and p else input
+
+
+_FUSED: dict[Any, Callable[..., Tensor]] = {F.scaled_dot_product_attention: _attention, F.dropout: _dropout}
+_ANSWERS: dict[Any, bool] = {Tensor.all: True, torch.all: True, Tensor.any: False, torch.any: False}

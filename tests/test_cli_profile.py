@@ -1,0 +1,212 @@
+"""``backsketch profile``: its figures are those of a real step, and what it recommends does what it says."""
+
+import json
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("typer")
+pytest.importorskip("transformers")
+
+import huggingface_hub
+import transformers
+
+import backsketch
+from backsketch import SketchConfig, saved_memory
+from backsketch.cli import main
+from backsketch.cli.kinds import exclusions
+from backsketch.cli.models import build, find_head, load_config, make_batch
+from commands import call, check_mistake
+
+TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50}
+STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+CONFIGS = {
+    "bert": transformers.BertConfig(**TINY, **STILL, max_position_embeddings=64),
+    "roberta": transformers.RobertaConfig(**TINY, max_position_embeddings=66, architectures=["RobertaForMaskedLM"]),
+    "llama": transformers.LlamaConfig(**TINY, num_key_value_heads=2, architectures=["LlamaForCausalLM"]),
+    "gpt2": transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50, n_positions=64, bos_token_id=0),
+    "bart": transformers.BartConfig(
+        vocab_size=50, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64,
+    ),
+    "t5": transformers.T5Config(vocab_size=50, d_model=32, d_kv=16, d_ff=64, num_layers=1, num_heads=2),
+    "vit": transformers.ViTConfig(
+        **{**TINY, **STILL}, image_size=16, patch_size=4, architectures=["ViTForImageClassification"]
+    ),
+}  # fmt: skip
+ARCHITECTURES = {
+    "bert": "BertForSequenceClassification",
+    "roberta": "RobertaForSequenceClassification",
+    "llama": "LlamaForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "bart": "BartForConditionalGeneration",
+    "t5": "T5ForConditionalGeneration",
+    "vit": "ViTForImageClassification",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("profile")
+    for name, config in CONFIGS.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config.to_dict()))
+    (folder / "empty").mkdir()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _inside(place, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+def step(name, batch=8, seq=16):
+    """Return a real model of the config, with a batch."""
+    config = load_config(name)
+    head = find_head(config)
+    model = build(config, head, device="cpu", dtype=torch.float32)
+    return model, make_batch(model, head, batch=batch, seq=seq, device="cpu")
+
+
+def kept(model, inputs):
+    with saved_memory(model) as saved:
+        output = model(**inputs)
+    size = saved.activations
+    del output
+    return size
+
+
+def run(capsys, *arguments):
+    assert main(["profile", *arguments]) == 0
+    shown = capsys.readouterr()
+    assert not shown.err
+    return shown.out
+
+
+def record(capsys, *arguments):
+    return json.loads(run(capsys, "--batch", "8", "--seq", "16", "--json", *arguments))
+
+
+def test_its_figures_are_those_of_a_real_step(place):
+    process = call("profile", "bert/config.json", "--batch", "8", "--seq", "16", "--json", cwd=place)
+    assert (process.returncode, process.stderr) == (0, "")
+    told = json.loads(process.stdout)
+    model, inputs = step("bert")
+    real = backsketch.profile(model, **inputs)
+    assert told["kept"] == {"before": real.kept_before, "after": real.kept_after, "if_all": real.kept_if_all}
+    assert told["kept"]["before"] == kept(model, inputs)
+    assert told["peak"]["after"]["total"] == pytest.approx(real.peak_after.total, rel=2e-3)
+    assert told["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert SketchConfig(**told["config"]) == SketchConfig(**told["recommended"]) == SketchConfig.recommended()
+    assert [layer["name"] for layer in told["layers"]] == [layer.name for layer in real.layers]
+
+
+def test_what_it_shows_fits_a_terminal_and_what_it_recommends_is_what_it_says(capsys):
+    shown = run(capsys, "bert", "--batch", "8", "--seq", "16")
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "layer.*.attention.self.query, key, value  2" in shown
+    assert "no gain in layer.*.attention.output.dense: its input is held anyway by" in shown
+    model, inputs = step("bert")
+    code = shown.split("Recommended:\n")[1].split("The noise")[0]
+    exec("\n".join(line.removeprefix("  ") for line in code.splitlines()), {"model": model})
+    assert kept(model, inputs) == record(capsys, "bert")["kept"]["after"]
+    assert "own: 0.41 by" in shown
+
+
+class Blocks(nn.Module):
+    """Two layers, of which the second reads what ReLU keeps, so that a sketch of it saves nothing."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.layer = nn.ModuleList([nn.ModuleDict({first: nn.Linear(8, 8), second: nn.Linear(8, 8)})])
+        self.first, self.second = first, second
+
+    def forward(self, x):
+        block = self.layer[0]
+        return block[self.second](block[self.first](x).relu())
+
+
+@pytest.mark.parametrize(("first", "second", "globs"), [("up", "down", ["layer.*.down"]), ("up_down", "*_down", None)])
+def test_a_pattern_leaves_out_only_what_does_not_pay(first, second, globs):
+    found = backsketch.profile(Blocks(first, second), torch.randn(64, 8), config=SketchConfig(ratio=0.5))
+    assert found.pays == (f"layer.0.{first}",)
+    assert exclusions(found) == globs
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_architecture_is_followed_with_its_head(name, capsys):
+    told = record(capsys, name)
+    assert told["architecture"] == ARCHITECTURES[name]
+    assert told["kept"]["after"] < told["kept"]["before"]
+    assert (told["seq"] is None) == (name == "vit")
+
+
+def test_another_head_can_be_asked_for(capsys):
+    assert record(capsys, "bert", "--head", "masked-lm")["architecture"] == "BertForMaskedLM"
+    told = record(capsys, "gpt2", "--head", "sequence-classification", "--ratio", "0.5")
+    assert told["architecture"] == "GPT2ForSequenceClassification"
+
+
+def test_a_real_step_keeps_what_was_told_without_one(capsys):
+    told, real = record(capsys, "bert"), record(capsys, "bert", "--device", "cpu")
+    assert (told["kept"], told["linear_inputs"]) == (real["kept"], real["linear_inputs"])
+
+
+def test_half_the_bytes_in_half_precision(capsys):
+    whole, half = (record(capsys, "llama", "--dim", "9", "--dtype", dtype) for dtype in ("float32", "bfloat16"))
+    assert half["linear_inputs"]["before"] == whole["linear_inputs"]["before"] / 2
+    assert half["parameter_bytes"] == whole["parameter_bytes"] / 2 == half["adamw_bytes"] / 2
+
+
+def test_a_config_of_ones_own_is_compared_with_the_best_in_as_many_bytes(capsys):
+    told = record(capsys, "bert", "--kind", "hadamard", "--ratio", "0.1", "--center")
+    assert SketchConfig(**told["config"]) == SketchConfig(kind="hadamard", ratio=0.1, center=True)
+    (other,) = told["others"]
+    assert other["config"] == told["recommended"]
+    assert other["config"]["bits"] is not None
+    assert other["linear_inputs"]["after"] == pytest.approx(told["linear_inputs"]["after"], rel=0.1)
+
+
+@pytest.mark.parametrize(("budget", "options"), [("10%", ()), ("0.1", ("--kind", "hash")), ("12345", ("--bits", "4"))])
+def test_a_budget_is_met_and_used(budget, options, capsys):
+    told = record(capsys, "gpt2", "--budget", budget, *options)
+    before, after = told["linear_inputs"]["before"], told["linear_inputs"]["after"]
+    limit = int(budget) if budget.isdecimal() else before // 10
+    assert 0.9 * limit <= after <= limit
+
+
+MISTAKES = [
+    ([], "Missing argument"),
+    (["nowhere.json"], "model must be a path that exists or a name on the hub, got 'nowhere.json'"),
+    (["./nowhere"], "model must be a path that exists or a name on the hub, got './nowhere'"),
+    (["no-such/model"], "model must be a path that exists or a name on the hub, got 'no-such/model': "),
+    (["empty"], "model must be a directory with config.json, got 'empty'"),
+    (["bert", "--batch", "0"], "batch must be a positive integer, got 0"),
+    (["bert", "--seq", "-1"], "seq must be a positive integer, got -1"),
+    (["bert", "--seq", "65"], "seq must be at most 64, the positions that the model has, got 65"),
+    (["roberta", "--seq", "65"], "seq must be at most 64, the positions that the model has, got 65"),
+    (["bert", "--head", "colour"], "head must be one of sequence-classification, causal-lm"),
+    (["bert", "--head", "seq2seq-lm"], "transformers has no bert model with the head 'seq2seq-lm'"),
+    (["bert", "--dtype", "int8"], "dtype must be one of float32, bfloat16, float16, got 'int8'"),
+    (["bert", "--device", "moon"], "device must be meta, cpu or cuda, got 'moon'"),
+    (["bert", "--ratio", "2"], "ratio must be in (0, 1], got 2.0"),
+    (["bert", "--budget", "20%", "--ratio", "0.1"], "--budget finds the ratio: it excludes --ratio"),
+    (["bert", "--budget", "much"], "budget must be a share"),
+    (["bert", "--budget", "100"], "budget must be at least"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(case[0]) for case in MISTAKES])
+def test_a_mistake_is_one_line_and_exit_code_2(arguments, message, capsys):
+    seq = () if "--seq" in arguments else ("--seq", "16")
+    check_mistake(["profile", *arguments, *seq], message, capsys)
+
+
+def test_without_transformers_it_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert main(["profile", "bert"]) == 1
+    assert capsys.readouterr().err == "backsketch: this needs transformers: pip install 'backsketch[transformers]'\n"
