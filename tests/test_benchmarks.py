@@ -101,7 +101,7 @@ def counted(monkeypatch):
     ran = []
     entries = {
         "overhead": {"name": "exact", "forward_us": 1.0, "step_us": 2.0},
-        "growth": {"name": "rows", "rows": [1, 2], "seconds": [1.0, 2.0], "slope": 1.0},
+        "growth": {"name": "rows", "rows": [1, 2], "seconds": [1.0, 2.0], "slope": 1.0, "last_slope": 1.0},
     }
     for name, entry in entries.items():
         monkeypatch.setitem(speed.PARTS, name, lambda quick, name=name, entry=entry: ran.append(name) or [entry])

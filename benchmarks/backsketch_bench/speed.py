@@ -18,7 +18,7 @@ from torch import nn
 from backsketch import SketchConfig
 from backsketch.results import write_record
 
-from .contenders import EXACT, encoder_contenders, layer_contenders, ours
+from .contenders import EXACT, Contender, encoder_contenders, layer_contenders, ours
 from .speed_steps import (
     converted,
     layer_bytes,
@@ -55,26 +55,44 @@ def layers(quick: bool) -> list[dict[str, Any]]:
 
 
 def encoder(quick: bool) -> list[dict[str, Any]]:
-    """Time a randomly initialised encoder of RoBERTa-base's shapes, forward and backward."""
+    """Time a whole encoder without dropout, beside everything users pick instead."""
+    return _encoder(encoder_contenders(), 0.0, quick)
+
+
+def dropout(quick: bool) -> list[dict[str, Any]]:
+    """Time the same encoder with the dropout it is fine-tuned with, whose masks torch draws on one core."""
+    return _encoder([way for way in encoder_contenders() if way.family in ("exact", "rows")], 0.1, quick)
+
+
+def _encoder(ways: list[Contender], dropout: float, quick: bool) -> list[dict[str, Any]]:
+    """Time an encoder of RoBERTa-base's shapes, randomly initialised, forward and backward."""
     from transformers import RobertaConfig, RobertaForSequenceClassification
 
     depth, batch, length = _encoder_size(quick)
-    config = RobertaConfig(num_hidden_layers=depth, vocab_size=1000, max_position_embeddings=length + 2)
+    config = RobertaConfig(
+        num_hidden_layers=depth,
+        vocab_size=1000,
+        max_position_embeddings=length + 2,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
     config._attn_implementation, config.use_cache = "sdpa", False
     model = RobertaForSequenceClassification(config).train()
     inputs = {"input_ids": torch.randint(5, 1000, (batch, length)), "labels": torch.randint(0, 2, (batch,))}
-    ways = encoder_contenders()
     entries: list[dict[str, Any]] = []
     for way in ways:
         kept, peak = model_bytes(way, model, inputs)
         entries.append({"name": way.name, "family": way.family, "ratio": way.ratio, "kept": kept, "peak": peak})
     times = best_times(
         {way.name: model_step(way, model, inputs) for way in ways},
-        rounds=1 if quick else 2,
+        rounds=1 if quick else 5,
         title="encoder",
         prepare={way.name: partial(way.applied, model) for way in ways},  # ten copies would not fit in memory
     )
-    return [{**entry, "speed": times["exact"] / times[entry["name"]]} for entry in entries]
+    for entry in entries:
+        entry["seconds"] = times[entry["name"]]
+        entry["speed"] = times["exact"] / entry["seconds"]
+    return entries
 
 
 def growth(quick: bool) -> list[dict[str, Any]]:
@@ -84,18 +102,20 @@ def growth(quick: bool) -> list[dict[str, Any]]:
         "rows": SketchConfig(ratio=0.1),
         "hash": SketchConfig(kind="hash", ratio=0.1),
         **{f"{kind}, block 128": SketchConfig(kind=kind, ratio=0.1, block=128) for kind in SKETCHED},
-        "gaussian, full size": SketchConfig(kind="gaussian", ratio=0.1),
     }
-    times: dict[str, list[float]] = {name: [] for name in configs}
+    full = {"gaussian, full size": SketchConfig(kind="gaussian", ratio=0.1)}
+    times: dict[str, list[float]] = {name: [] for name in (*configs, *full)}
     for rows in sizes:
         x, y = torch.randn(rows, 256), torch.randn(rows, 256)
-        steps = {name: sketch_step(config, x, y) for name, config in configs.items()}
-        for name, seconds in best_times(steps, rounds=2 if rows > 16384 else 5, title=f"{rows} rows").items():
-            times[name].append(seconds)
-    return [
-        {"name": name, "rows": sizes, "seconds": own, "slope": slope(sizes[-4:], own[-4:])}
-        for name, own in times.items()
-    ]
+        for group, rounds in ((configs, 12), (full, 2)):  # the full size takes seconds
+            steps = {name: sketch_step(config, x, y) for name, config in group.items()}
+            for name, seconds in best_times(steps, rounds=rounds, title=f"{rows} rows").items():
+                times[name].append(seconds)
+    found: list[dict[str, Any]] = []
+    for name, own in times.items():
+        slopes = {"slope": slope(sizes, own), "last_slope": slope(sizes[-4:], own[-4:])}
+        found.append({"name": name, "rows": sizes, "seconds": own, **slopes})
+    return found
 
 
 def transient(quick: bool) -> list[dict[str, Any]]:
@@ -142,6 +162,7 @@ PARTS: dict[str, Callable[[bool], list[dict[str, Any]]]] = {
     "transient": transient,
     "growth": growth,
     "encoder": encoder,
+    "dropout": dropout,
 }
 
 

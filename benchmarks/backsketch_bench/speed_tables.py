@@ -46,13 +46,28 @@ def _layers(entries: Entries, settings: Mapping[str, Any]) -> Section:
 
 
 def _encoder(entries: Entries, settings: Mapping[str, Any]) -> Section:
+    return Section("Whole encoder", f"{_shapes(settings)}, without dropout.", _steps(entries))
+
+
+def _dropout(entries: Entries, settings: Mapping[str, Any]) -> Section:
+    text = (
+        f"{_shapes(settings)}, with dropout 0.1. On a CPU torch draws its masks on one core and attention with dropout "
+        "takes a slower path: linear layers are a smaller share of the step."
+    )
+    return Section("Whole encoder with dropout", text, _steps(entries))
+
+
+def _shapes(settings: Mapping[str, Any]) -> str:
     blocks, batch = settings.get("encoder blocks", 12), settings["encoder batch"].replace("x", "×")
+    return f"RoBERTa-base's shapes, {blocks} block{'s' * (blocks > 1)}, batch {batch}, forward and backward"
+
+
+def _steps(entries: Entries) -> Table:
     rows = (
         (row["name"], f"{row['speed']:.2f}", f"{row['kept'] / MIB:.0f} MiB", f"{row['peak'] / MIB:.0f} MiB")
         for row in entries
     )
-    text = f"RoBERTa-base's shapes, {blocks} block{'s' * (blocks > 1)}, batch {batch}, forward and backward."
-    return Section("Whole encoder", text, _table(("", "speed", "kept for backward", "peak"), rows))
+    return _table(("", "speed", "kept for backward", "peak"), rows)
 
 
 def _transient(entries: Entries, settings: Mapping[str, Any]) -> Section:
@@ -67,11 +82,21 @@ def _transient(entries: Entries, settings: Mapping[str, Any]) -> Section:
 def _growth(entries: Entries, settings: Mapping[str, Any]) -> Section:
     first, last = entries[0]["rows"][0], entries[0]["rows"][-1]
     rows = (
-        (row["name"], f"{row['seconds'][0] * 1e3:.2f} ms", f"{row['seconds'][-1] * 1e3:.1f} ms", f"{row['slope']:.2f}")
+        (
+            row["name"],
+            f"{row['seconds'][0] * 1e3:.2f} ms",
+            f"{row['seconds'][-1] * 1e3:.1f} ms",
+            f"{row['slope']:.2f}",
+            f"{row['last_slope']:.2f}",
+        )
         for row in entries
     )
-    titles = ("", f"at {first} rows", f"at {last} rows", "log-log slope, last four sizes")
-    return Section("Growth with the rows", "Time of the sketch itself, 256 features, ρ = 0.1.", _table(titles, rows))
+    text = (
+        "Time of the sketch itself, 256 features, ρ = 0.1. The first sizes feel the cost of a call, the last ones that "
+        "inputs no longer fit in the cache."
+    )
+    titles = ("", f"at {first} rows", f"at {last} rows", "log-log slope", "slope, last four sizes")
+    return Section("Growth with the rows", text, _table(titles, rows))
 
 
 def _overhead(entries: Entries, settings: Mapping[str, Any]) -> Section:
@@ -87,6 +112,7 @@ def _table(titles: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> Table:
 _SECTIONS: dict[str, Callable[[Entries, Mapping[str, Any]], Section]] = {
     "layers": _layers,
     "encoder": _encoder,
+    "dropout": _dropout,
     "transient": _transient,
     "growth": _growth,
     "overhead": _overhead,

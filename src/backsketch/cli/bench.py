@@ -17,7 +17,7 @@ from .problems import Problem, need, users_mistakes
 def bench(
     part: Annotated[
         list[str] | None,
-        Option(metavar="PART", help="layers, overhead, transient, growth or encoder; repeatable. By default all."),
+        Option(metavar="PART", help="layers, overhead, transient, growth, encoder or dropout; repeatable. By default all."),
     ] = None,
     quick: Quick = False,
     fresh: Annotated[bool, Option("--fresh", help="Measure again what the record already has.")] = False,
@@ -41,7 +41,7 @@ def bench(
     chosen = part or list(PARTS)
     if unknown := [name for name in chosen if name not in PARTS]:
         raise Problem(f"part must be one of {', '.join(PARTS)}, got {', '.join(unknown)}")
-    if "encoder" in chosen:
+    if {"encoder", "dropout"} & set(chosen):
         need("transformers", "transformers")
     set_threads(threads)
 
