@@ -55,7 +55,10 @@ def test_the_script_is_the_command():
 
 
 MISTAKES = [
-    (["bench", "--part", "colour"], "part must be one of layers, overhead, transient, growth, encoder, dropout, got colour"),
+    (
+        ["bench", "--part", "colour"],
+        "part must be one of layers, overhead, transient, growth, encoder, dropout, got colour",
+    ),
     (["bench", "--threads", "0"], "threads must be a positive integer, got 0"),
     (["bench", "--colour", "red"], "No such option: --colour"),
     (["frontier", "--model", "nowhere"], "model must be a directory with config.json, got 'nowhere'"),
