@@ -17,7 +17,10 @@ from .problems import Problem, need, users_mistakes
 def bench(
     part: Annotated[
         list[str] | None,
-        Option(metavar="PART", help="layers, overhead, transient, growth, encoder or dropout; repeatable. By default all."),
+        Option(
+            metavar="PART",
+            help="layers, overhead, transient, growth, encoder or dropout; repeatable. By default all.",
+        ),
     ] = None,
     quick: Quick = False,
     fresh: Annotated[bool, Option("--fresh", help="Measure again what the record already has.")] = False,
