@@ -18,7 +18,7 @@ from .storage import pack, row_slabs, stored_bytes, unpack
 
 SEED_BYTES = 8
 
-_UNPACKED_ROWS = 2048  # rows turned back from codes at once: few enough to be small, enough for a good GEMM
+_UNPACKED_ROWS = 512  # rows turned back from codes at once: enough for a good GEMM, few enough for memory used before
 _DITHER_STREAM = 0x5DEECE66D  # keeps the dither's random numbers apart from the sketch's
 
 

@@ -42,17 +42,17 @@ class Scale:
 
 
 FULL = Scale(
-    size=Size(hidden=512, heads=8, layers=2, length=128),
-    batch=16,
-    steps=75,
+    size=Size(hidden=768, heads=12, layers=2, length=128),
+    batch=8,
+    steps=64,
     learning_rate=2e-3,
     looks=8,
     validation_batches=4,
     noise_looks=3,
 )
 QUICK = Scale(
-    size=Size(hidden=512, heads=8, layers=1, length=128),
-    batch=16,
+    size=Size(hidden=768, heads=12, layers=1, length=128),
+    batch=8,
     steps=18,
     learning_rate=2e-3,
     looks=3,
