@@ -45,7 +45,7 @@ def _headline(contenders: Mapping[str, Any]) -> str:
     text = f"Recommended: {ours['linear_bytes'] / exact['linear_bytes']:.0%} of the linear inputs kept"
     if ours["speed"] is not None:
         text += f", {ours['speed']:.2f} × the speed"
-    return text if ours["loss_above_exact"] is None else f"{text}, {ours['loss_above_exact']:+.1%} loss"
+    return text if ours["loss_above_exact"] is None else f"{text}, {ours['loss_above_exact']:+.2%} loss"
 
 
 def _draw_memory(axes: Axes, contenders: Mapping[str, Any], share: float) -> None:
@@ -81,7 +81,7 @@ def _draw_loss(axes: Axes, contenders: Mapping[str, Any]) -> None:
     for key, entry in contenders.items():
         if entry["validation"]:
             steps, values = zip(*entry["validation"], strict=True)
-            above = "" if key == EXACT else f"  {entry['loss_above_exact']:+.1%}"
+            above = "" if key == EXACT else f"  {entry['loss_above_exact']:+.2%}"
             axes.plot(steps, values, color=_COLORS[key], label=f"{entry['name']}{above}", **_line(key))
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=10, loc="upper right")

@@ -35,7 +35,7 @@ def _bytes(size: int, exact: int) -> str:
 
 
 def _loss(entry: Mapping[str, Any], exact: Mapping[str, Any]) -> str:
-    above = " " * 6 if entry is exact else f"{entry['loss_above_exact']:+6.1%}"
+    above = " " * 7 if entry is exact else f"{entry['loss_above_exact']:+7.2%}"
     return f"{entry['validation_loss']:.3f} {above}"
 
 
