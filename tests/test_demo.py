@@ -21,7 +21,7 @@ from backsketch.demo.measuring import measure_memory, see
 from backsketch.demo.model import ByteModel, Size, next_byte_loss
 from backsketch.demo.outcome import _promises, outcome
 from backsketch.demo.scale import FULL, QUICK, Scale
-from backsketch.demo.table import result_table
+from backsketch.demo.table import percent_above, result_table
 from backsketch.demo.text import Text, read_library
 from backsketch.demo.training import prepare, train
 
@@ -247,3 +247,7 @@ def test_the_quick_demo_keeps_its_promises_of_bytes_and_loss(tmp_path):
     assert process.returncode == 0, error
     promises = json.loads(out)["results"]["promises"]
     assert [promise["met"] for promise in promises if "×" not in promise["shown"]] == [True, True, True]
+
+
+def test_a_loss_is_never_minus_nothing():
+    assert [percent_above(share) for share in (-0.0001, 0.0004, -0.001)] == ["+0.0%", "+0.0%", "-0.1%"]

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from .contenders import CHECKPOINTING, EXACT, PAPER, RECOMMENDED, ROWS
+from .table import percent_above
 
 _INK, _QUIET, _GUIDE, _FAINT = "#1b1f24", "#5b6570", "#8a949e", "#e9ecef"
 _COLORS = {EXACT: "#3d4650", PAPER: "#c0392b", ROWS: "#d9820a", RECOMMENDED: "#0b7a75", CHECKPOINTING: "#2f6db5"}
@@ -45,7 +46,7 @@ def _headline(contenders: Mapping[str, Any]) -> str:
     text = f"Recommended: {ours['linear_bytes'] / exact['linear_bytes']:.0%} of the linear inputs kept"
     if ours["speed"] is not None:
         text += f", {ours['speed']:.2f} × the speed"
-    return text if ours["loss_above_exact"] is None else f"{text}, {ours['loss_above_exact']:+.2%} loss"
+    return text if ours["loss_above_exact"] is None else f"{text}, {percent_above(ours['loss_above_exact'])} loss"
 
 
 def _draw_memory(axes: Axes, contenders: Mapping[str, Any], share: float) -> None:
@@ -81,7 +82,7 @@ def _draw_loss(axes: Axes, contenders: Mapping[str, Any]) -> None:
     for key, entry in contenders.items():
         if entry["validation"]:
             steps, values = zip(*entry["validation"], strict=True)
-            above = "" if key == EXACT else f"  {entry['loss_above_exact']:+.2%}"
+            above = "" if key == EXACT else f"  {percent_above(entry['loss_above_exact'])}"
             axes.plot(steps, values, color=_COLORS[key], label=f"{entry['name']}{above}", **_line(key))
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=10, loc="upper right")

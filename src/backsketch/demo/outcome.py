@@ -41,7 +41,7 @@ def _entry(race: Race, lane: Lane) -> dict[str, Any]:
         "speed": race.speed(lane),
         "noise": sum(noise) / len(noise) if noise else None,
         "validation_loss": loss,
-        "loss_above_exact": None if loss is None else round(loss / exact[done[-1]] - 1, 4) + 0.0,  # never -0.0
+        "loss_above_exact": None if loss is None else loss / exact[done[-1]] - 1,
         "validation": [[step, lane.validation[step]] for step in done],
         "training": lane.losses[: race.steps],
     }

@@ -30,12 +30,17 @@ def _row(entry: Mapping[str, Any], exact: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
+def percent_above(share: float) -> str:
+    """Write how far a loss lies above another one, and never that it is minus nothing."""
+    return f"{round(share, 3) + 0.0:+.1%}"
+
+
 def _bytes(size: int, exact: int) -> str:
     return f"{size / 2**20:.3g} {size / exact:4.0%}"
 
 
 def _loss(entry: Mapping[str, Any], exact: Mapping[str, Any]) -> str:
-    above = " " * 7 if entry is exact else f"{entry['loss_above_exact']:+7.2%}"
+    above = " " * 6 if entry is exact else f"{percent_above(entry['loss_above_exact']):>6}"
     return f"{entry['validation_loss']:.3f} {above}"
 
 
