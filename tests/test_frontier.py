@@ -12,10 +12,11 @@ from backsketch import SketchConfig, noise
 pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
+from backsketch.demo.model import Size
 from backsketch.results import write_record
 from backsketch_bench import frontier
 from backsketch_bench.activations import collect, token_layers, train
-from backsketch_bench.byte_model import Size, byte_subject
+from backsketch_bench.byte_model import byte_subject
 from backsketch_bench.frontier_choices import Choice, grid, row_share, within
 from backsketch_bench.frontier_figure import draw, write_figure
 from backsketch_bench.frontier_points import kept_share, main_layer, measure, step_times

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import torch
 
+from backsketch.demo.model import Size
+
 from .activations import Subject
-from .byte_model import Size, byte_subject
+from .byte_model import byte_subject
 
 ENCODER_STEPS, BYTE_STEPS, QUICK_STEPS = 60, 200, 3
 QUICK_SIZE = Size(hidden=64, heads=2, layers=1, length=32)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from .problems import Problem
-
-STOPPED = 130
+from .problems import STOPPED, Problem
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,17 +8,16 @@ from typing import Annotated
 
 from typer import Option
 
-from .problems import Problem, need, users_mistakes
-
-STOPPED = 130
+from .options import AsJson, Seed, set_threads
+from .problems import STOPPED, Problem, need, users_mistakes
 
 
 def demo(
     quick: Annotated[bool, Option("--quick", help="A smaller model, half a minute.")] = False,
     out: Annotated[Path, Option(help="Directory for the picture and the record.")] = Path("backsketch-demo"),
-    seed: Annotated[int, Option(help="Of weights, data and sketches.")] = 0,
+    seed: Seed = 0,
     threads: Annotated[int | None, Option(help="Of torch; by default torch's own choice.", min=1)] = None,
-    as_json: Annotated[bool, Option("--json", help="Print the record, and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Train a small GPT on Python's standard library, exactly and from sketches, and compare.
 
@@ -29,16 +28,13 @@ def demo(
     on two cores. Ctrl-C shows how far they came.
     """
     need("cli", "rich", "matplotlib")
-    import torch
-
     from ..demo.run import run
     from ..demo.scale import FULL, QUICK
     from ..demo.table import result_table
 
     with users_mistakes():
         out.mkdir(parents=True, exist_ok=True)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    set_threads(threads)
     written = run(QUICK if quick else FULL, out=out, seed=seed, quiet=as_json)
     if written is None:
         raise Problem("stopped before the first step was done", code=STOPPED)

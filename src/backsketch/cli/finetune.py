@@ -11,9 +11,7 @@ from typer import Option
 
 from ..config import SketchConfig
 from .options import SKETCH, Bits, Block, Center, Dim, Kind, Ratio, given_fields, parse_budget
-from .problems import Problem, need, users_mistakes
-
-STOPPED = 130
+from .problems import STOPPED, Problem, need, users_mistakes
 
 RECIPE, RUN = "Recipe (by default the paper's for the task)", "The run"
 

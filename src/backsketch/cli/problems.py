@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-USAGE = 2
+USAGE, STOPPED = 2, 130
 
 
 class Problem(Exception):  # noqa: N818 (told, not raised to the user)
