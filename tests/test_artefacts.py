@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from artefacts import ARTEFACTS
 from artefacts.artefact import HERE, table
-from artefacts.glue import by_seed
+from artefacts.scores import by_seed, excess_loss
 from render import write
 
 GLUE_RECORDS = HERE / "records" / "glue"
@@ -74,10 +74,13 @@ def test_it_renders_whole_from_all_records(artefact, tmp_path):
 
 
 def test_what_has_not_run_is_marked(tmp_path):
-    write_records(ARTEFACTS["glue"], tmp_path, lambda cell: cell.labels["task"] != "MRPC" or "gauss" not in cell.name)
+    def has_run(cell):
+        return cell.grid == "glue" and (cell.labels["task"] != "MRPC" or "gauss" not in cell.name)
+
+    write_records(ARTEFACTS["glue"], tmp_path, has_run)
     (page, _) = write(ARTEFACTS["glue"], tmp_path, tmp_path / "out")
     text = page.read_text()
-    assert re.search(r"\*\*\d+ of 75 cells have run", text)
+    assert re.search(r"\*\*\d+ of 78 cells have run", text)
     assert all(" – |" in line for line in text.splitlines() if line.startswith("| the paper's Gaussian"))
     assert "The comparison at a tenth of the bytes is not complete." in text
 
@@ -87,7 +90,18 @@ def test_the_mean_of_a_seed_needs_all_its_tasks():
         {"grid": "glue", "cell": {"task": task, "way": "exact", "seed": seed}, "results": {"score": score}}
         for task, seed, score in (("a", 0, 0.5), ("b", 0, 0.7), ("a", 1, 0.9))
     ]
-    assert by_seed(records, "exact", ["a", "b"]) == [pytest.approx(60)]
+    assert by_seed(records, "exact", ["a", "b"]) == {0: pytest.approx(60)}
+
+
+def test_training_loss_is_compared_with_exact_training_of_the_same_seed():
+    def record(way, seed, losses):
+        curves = {"train": [{"step": step, "loss": loss} for step, loss in enumerate(losses)]}
+        return {"grid": "glue", "cell": {"task": "a", "way": way, "seed": seed}, "results": {"curves": curves}}
+
+    exact = [record("exact", 0, [9, 9, 2, 2]), record("exact", 1, [9, 9, 4, 4])]
+    rows = [record("rows", 0, [9, 9, 3, 3]), record("rows", 1, [9, 9, 4, 4]), record("rows", 2, [1, 1, 1, 1])]
+    assert excess_loss(exact + rows, "rows", "a") == pytest.approx(0.25)
+    assert excess_loss(rows, "rows", "a") is None
 
 
 def test_a_table_is_markdown():

@@ -24,3 +24,9 @@ def test_a_record_has_its_settings_versions_commit_and_machine(tmp_path):
 def test_without_git_the_commit_is_unknown(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert results.commit() == "unknown"
+
+
+def test_a_record_names_the_commit_that_was_loaded(monkeypatch):
+    loaded = results.commit()
+    monkeypatch.setattr(results, "commit", lambda: "a later one")
+    assert results.make_record(settings={}, results=[])["commit"] == loaded

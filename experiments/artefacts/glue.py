@@ -3,53 +3,50 @@
 from __future__ import annotations
 
 from statistics import mean, stdev
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from . import paper, style
 from .artefact import MISSING, Artefact, Record, select, table, ways, where_from
 from .names import shown
+from .scores import by_seed, excess_loss, late_loss, scores
 
 _NOTE = (
     "Scores are the means of each task's GLUE metrics on its development file at the last step, times 100; "
-    "± is the standard deviation over seeds, and the small number how many."
+    "± is the standard deviation over seeds, and the small number how many. Kept is what a step keeps for backward of "
+    "all that exact training keeps, on the longest batch of each task, mean over tasks; linear inputs are only a part "
+    "of that."
 )
 
 
-def scores(records: list[Record], way: str, task: str) -> list[float]:
-    """Return the scores of all seeds."""
-    return [100 * record["results"]["score"] for record in select(records, "glue", way=way, task=task)]
-
-
-def by_seed(records: list[Record], way: str, tasks: list[str]) -> list[float]:
-    """Return the mean of all tasks for each seed that has them all."""
-    found: dict[int, list[float]] = {}
-    for record in select(records, "glue", way=way):
-        found.setdefault(record["cell"].get("seed", 0), []).append(100 * record["results"]["score"])
-    return [mean(each) for _, each in sorted(found.items()) if len(each) == len(tasks)]
-
-
 def render(records: list[Record]) -> tuple[str, Figure | None]:
-    """Return the table, what follows from it, and a figure of the mean over the share kept."""
-    tasks, names = sorted(ways(records, "task")), _ordered(ways(records))
+    """Return the tables, what follows from them, and a figure of the mean over the share kept."""
+    small, large = (select(records, grid) for grid in ("glue", "base"))
+    tasks, names = sorted(ways(small, "task")), _ordered(ways(small))
     lines = [
         [
             shown(way),
-            _kept(records, way),
-            *(_cell(scores(records, way, task)) for task in tasks),
-            _cell(by_seed(records, way, tasks)),
+            _kept(small, way),
+            *(_cell(scores(small, way, task)) for task in tasks),
+            _cell(list(by_seed(small, way, tasks).values())),
         ]
         for way in names
     ]
-    text = table(["training", "kept", *tasks, "mean"], lines) + f"\n\n{_NOTE}\n\n{_verdict(records, tasks)}\n\n"
-    text += (
-        "Kept is what a step keeps for backward of all that exact training keeps, on the longest batch of each task, "
-        "mean over tasks; linear inputs are only a part of that.\n\n"
-        "The paper's own averages (RoBERTa-base, ten columns, 10 epochs): "
-        + ", ".join(f"{'exact' if ratio is None else f'ρ = {ratio}'} {value}" for ratio, value in paper.AVERAGE.items())
-        + f".\n\n{_recipes(records)}\n\n{where_from(records)}\n"
+    theirs = ", ".join(
+        f"{'exact' if ratio is None else f'ρ = {ratio}'} {each}" for ratio, each in paper.AVERAGE.items()
     )
-    return text, _figure(records, names, tasks)
+    parts = [
+        table(["training", "kept", *tasks, "mean"], lines),
+        _NOTE,
+        _verdict(small, tasks),
+        _losses(small, names, tasks),
+        f"The paper's own averages (RoBERTa-base, ten columns, 10 epochs): {theirs}.",
+        _recipes(small),
+        _larger(large),
+        where_from(records),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n", _figure(small, names, tasks)
 
 
 def _ordered(names: list[str]) -> list[str]:
@@ -74,18 +71,69 @@ def _kept(records: list[Record], way: str) -> str:
 
 
 def _verdict(records: list[Record], tasks: list[str]) -> str:
-    """Return how far ours and the paper's Gaussian are from exact, over the seeds all three have."""
-    exact, ours, gaussian = (by_seed(records, way, tasks) for way in ("exact", "recommended 0.1", "gaussian 0.1"))
-    seeds = min(len(exact), len(ours), len(gaussian))
+    """Return how far ours is from exact and from the paper's Gaussian, over the seeds all three have."""
+    ways_of = ("recommended 0.1", "exact", "gaussian 0.1")
+    ours, exact, gaussian = (by_seed(records, way, tasks) for way in ways_of)
+    seeds = sorted(ours.keys() & exact.keys() & gaussian.keys())
     if not seeds:
         return "The comparison at a tenth of the bytes is not complete."
-    lost = [a - b for a, b in zip(exact[:seeds], ours[:seeds], strict=True)]
-    won = [a - b for a, b in zip(ours[:seeds], gaussian[:seeds], strict=True)]
+    from_exact, from_gaussian = (_points([ours[seed] - other[seed] for seed in seeds]) for other in (exact, gaussian))
     return (
-        f"At a tenth of the bytes ours loses {mean(lost):.2f} points against exact training and is "
-        f"{mean(won):.2f} points above the paper's Gaussian, mean of {len(tasks)} tasks over {seeds} seeds (by seed: "
-        f"{', '.join(f'{value:.2f}' for value in lost)} lost; {', '.join(f'{value:.2f}' for value in won)} above)."
+        f"At a tenth of the bytes, mean of {len(tasks)} tasks over {len(seeds)} seed{'s' if len(seeds) > 1 else ''}: "
+        f"ours − exact {from_exact}, ours − the paper's Gaussian {from_gaussian}."
     )
+
+
+def _points(gaps: list[float]) -> str:
+    """Return the mean difference with its standard error, and the differences by seed."""
+    error = f" ± {stdev(gaps) / len(gaps) ** 0.5:.2f}" if len(gaps) > 1 else ""
+    return f"**{mean(gaps):+.2f}**{error} points (by seed {', '.join(f'{gap:+.2f}' for gap in gaps)})"
+
+
+def _losses(records: list[Record], names: list[str], tasks: list[str]) -> str:
+    """Return how far training has come: the same examples in the same order, so far less noisy than a score."""
+    lines = []
+    for way in names[1:]:
+        by_task = [excess_loss(records, way, task) for task in tasks]
+        cells = [MISSING if excess is None else f"{excess:+.1%}" for excess in by_task]
+        known = [excess for excess in by_task if excess is not None]
+        lines.append([shown(way), *cells, f"{mean(known):+.1%}" if len(known) == len(tasks) else MISSING])
+    return (
+        "Training loss over the second half of training against that of exact training with the same seed, mean over "
+        f"seeds:\n\n{table(['training', *tasks, 'mean'], lines)}"
+    )
+
+
+def _larger(records: list[Record]) -> str:
+    """Return what an encoder of the paper's size reached on one task."""
+    if not records:
+        return ""
+    exact = select(records, "base", way="exact")
+    lines = []
+    for record in records:
+        results = record["results"]
+        kept = results["memory"]["kept_bytes"] / exact[0]["results"]["memory"]["kept_bytes"] if exact else None
+        lines.append(
+            [
+                shown(record["cell"]["way"]),
+                MISSING if kept is None else f"{kept:.0%}",
+                f"{late_loss(record):.3f}",
+                f"{results['curves']['eval'][-1]['loss']:.3f}",
+                f"{100 * results['score']:.1f}",
+            ]
+        )
+    settings, examples = records[0]["settings"], records[0]["results"]["examples"]["train"]
+    recipe = settings["recipe"]
+    return (
+        f"An encoder of RoBERTa-base's shapes ({settings['model']}) on {settings['task']}: {examples:,} examples, "
+        f"{_epochs(recipe)}, batch {recipe['batch_size']}, learning rate {recipe['learning_rate']:g}, one seed; the "
+        "training loss is that of the second half:\n\n"
+        + table(["training", "kept", "training loss", "evaluation loss", "score"], lines)
+    )
+
+
+def _epochs(recipe: dict[str, Any]) -> str:
+    return "1 epoch" if recipe["epochs"] == 1 else f"{recipe['epochs']} epochs"
 
 
 def _recipes(records: list[Record]) -> str:
@@ -93,8 +141,7 @@ def _recipes(records: list[Record]) -> str:
     for task in sorted(ways(records, "task")):
         record = select(records, "glue", task=task)[0]
         recipe, examples = record["settings"]["recipe"], record["results"]["examples"]
-        epochs = "1 epoch" if recipe["epochs"] == 1 else f"{recipe['epochs']} epochs"
-        parts.append(f"{task} {examples['train']:,} examples, {epochs}, batch {recipe['batch_size']}")
+        parts.append(f"{task} {examples['train']:,} examples, {_epochs(recipe)}, batch {recipe['batch_size']}")
     settings = records[0]["settings"]
     rate = settings["recipe"]["learning_rate"]
     return f"{settings['model']}, learning rate {rate:g}: {'; '.join(parts)}."
@@ -104,7 +151,7 @@ def _figure(records: list[Record], names: list[str], tasks: list[str]) -> Figure
     figure, (axes,) = style.panels(1, (7, 4.2))
     gaussian = []
     for way in names:
-        values = by_seed(records, way, tasks)
+        values = list(by_seed(records, way, tasks).values())
         if not values:
             continue
         if way == "exact":
@@ -142,4 +189,4 @@ def _figure(records: list[Record], names: list[str], tasks: list[str]) -> Figure
     return figure
 
 
-ARTEFACT = Artefact("glue", "GLUE score against the ratio (table 2)", ("glue",), render)
+ARTEFACT = Artefact("glue", "GLUE score against the ratio (table 2)", ("glue", "base"), render)

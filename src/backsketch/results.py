@@ -28,7 +28,7 @@ def make_record(*, settings: dict[str, Any], results: Any, packages: Sequence[st
             "python": platform.python_version(),
             **{name: _version(name) for name in packages},
         },
-        "commit": commit(),
+        "commit": LOADED,
         "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), **_accelerator()},
         "results": results,
     }
@@ -85,3 +85,6 @@ def _git(*arguments: str) -> str | None:
     except OSError:
         return None
     return run.stdout.strip() if run.returncode == 0 else None
+
+
+LOADED = commit()  # of the code that runs: files may change before its record is written
