@@ -2,8 +2,12 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from backsketch.storage import GROUP, pack, rounding_variance, stored_bytes, unpack
+from backsketch.sketches.cosine import Cosine
+from backsketch.sketches.fourier import Fourier
+from backsketch.sketches.hadamard import Hadamard
+from backsketch.storage import GROUP, _column_dither, pack, rounding_variance, stored_bytes, unpack
 from cases import within_five_standard_errors
 
 
@@ -94,3 +98,21 @@ def test_bytes(bits, dtype):
 def test_nothing_to_store(bits):
     assert roundtrip(torch.empty(0, 5), bits).shape == (0, 5)
     assert roundtrip(torch.empty(3, 0), bits).shape == (3, 0)
+
+
+def test_nothing_is_in_fp64_on_the_device():
+    """MPS has no fp64; meta stands in for it here."""
+    meta, wide = torch.device("meta"), []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor) and out.is_meta and out.dtype == torch.float64:
+                wide.append(function)
+            return out
+
+    with Watch():
+        assert _column_dither.__wrapped__(2, meta, torch.float32).device == meta
+        for kind in (Cosine, Fourier, Hadamard):
+            assert kind.matrix(8, meta).device == meta
+    assert not wide

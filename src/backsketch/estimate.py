@@ -11,6 +11,7 @@ from torch import Tensor
 from . import noise
 from .blocks import Blocks, blocks_of
 from .config import SketchConfig
+from .inputs import widest
 from .rounding import Rounding
 from .seen import Seen
 from .sketches.base import compute_dtype
@@ -36,7 +37,7 @@ class Measured:
 
     def stacked(self) -> Tensor:
         """Return the numbers as one tensor: (8,)."""
-        return torch.stack([_wide(getattr(self, each.name)) for each in fields(self)])
+        return torch.stack([widest(getattr(self, each.name)) for each in fields(self)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,8 @@ class Trace:
         own_norms = y_norms if own is y else _row_norms(own)
         variance = torch.full_like(_norm(y_norms), math.nan)
         if self.feature is not None:
-            x_side = Side(_wide(self.sketched_norms).square(), self.feature)
-            y_side = Side(_wide(own_norms).square(), _random_feature(own, self.generator))
+            x_side = Side(widest(self.sketched_norms).square(), self.feature)
+            y_side = Side(widest(own_norms).square(), _random_feature(own, self.generator))
             variance = added_variance(self.blocks, moments(self.blocks, x_side, y_side))
         return Measured(
             observed=_norm(grad_weight),
@@ -116,7 +117,7 @@ class KeptInput:
 
     def measure(self, y: Tensor, grad_weight: Tensor) -> Tensor:
         """Return the numbers ``quantities`` reads, with the mean of ‖Ĝ‖² in place of what the sketch drew."""
-        x, y = _wide(self.x), _wide(y)
+        x, y = widest(self.x), widest(y)
         variance = noise.sketch_variance(x, y, self.config, self.valid).to(x.device, x.dtype)
         root = ((x.t() @ y).square().sum() + variance).sqrt()
         energy, coincidence = _norm(x) * _norm(y), _norm(_row_norms(x) * _row_norms(y))
@@ -154,7 +155,7 @@ def _random_feature(x: Tensor, generator: torch.Generator) -> Tensor:
     direction = torch.randn(x.shape[1], generator=generator, device=x.device).div_(scale).to(x.dtype)
     with torch.autocast(x.device.type, enabled=False):
         feature: Tensor = x @ direction
-    return _wide(feature).mul(scale).unsqueeze(1)
+    return widest(feature).mul(scale).unsqueeze(1)
 
 
 def _row_norms(x: Tensor) -> Tensor:
@@ -163,8 +164,4 @@ def _row_norms(x: Tensor) -> Tensor:
 
 
 def _norm(x: Tensor) -> Tensor:
-    return _wide(torch.linalg.vector_norm(x, dtype=compute_dtype(x.dtype)))
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.device.type == "mps" else x.double()  # MPS has no fp64
+    return widest(torch.linalg.vector_norm(x, dtype=compute_dtype(x.dtype)))

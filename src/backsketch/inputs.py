@@ -37,3 +37,8 @@ def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Return the one input of a linear layer's call, given by position or by name."""
     x: Tensor = args[0] if args else next(iter(kwargs.values()))
     return x
+
+
+def widest(x: Tensor) -> Tensor:
+    """Return x in fp64, or in fp32 on MPS, which has none."""
+    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .blocks import Blocks
 from .config import SketchConfig
+from .inputs import widest
 from .sketches import Sketch, make_sketch
 from .storage import rounding_variance, row_slabs
 
@@ -38,7 +39,7 @@ class Rounding:
 
     def variance(self, y: Tensor) -> Tensor:
         """Return what rounding adds to D²: y (rows, out_features) -> ()."""
-        weights = (y if self.sketch is None else self.sketch.compress(y)).double().square().sum(1)
+        weights = widest(y if self.sketch is None else self.sketch.compress(y)).square().sum(1)
         return self.weight * (weights * self.variances).sum()
 
 
@@ -49,4 +50,4 @@ def mixes_rows(blocks: Blocks) -> bool:
 
 def _variances(x: Tensor, bits: int) -> Tensor:
     slabs = [rounding_variance(x[slab], bits) for slab in row_slabs(*x.shape)]
-    return torch.cat(slabs).double() if slabs else x.new_zeros(0, dtype=torch.float64)
+    return widest(torch.cat(slabs) if slabs else x.new_zeros(0))

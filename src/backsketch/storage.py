@@ -99,8 +99,8 @@ def row_slabs(rows: int, features: int) -> Iterator[slice]:
 @lru_cache(maxsize=64)
 def _column_dither(groups: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return frac(φ·column): (groups · GROUP,)."""
-    column = torch.arange(groups * GROUP, device=device, dtype=torch.float64)
-    return (column * _GOLDEN).frac().to(dtype)
+    column = torch.arange(groups * GROUP, device="cpu", dtype=torch.float64)  # not every device has fp64
+    return (column * _GOLDEN).frac().to(dtype).to(device)
 
 
 def _grid(values: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import SketchConfig
-from ..inputs import as_rows, input_of
+from ..inputs import as_rows, input_of, widest
 from ..noise import sketch_variance
 from ..padding import masked_rows
 from ..sketches import SKETCHES
@@ -72,7 +72,7 @@ def _listen(calls: list[CallNoise], config: SketchConfig, bits: Collection[Bits]
 
 def _call_noise(x: Tensor, y: Tensor, valid: Tensor | None, config: SketchConfig, bits: Collection[Bits]) -> CallNoise:
     rows = len(x)
-    x, y = x.double(), y.double()
+    x, y = widest(x), widest(y)
     if valid is not None:
         x, y = x[valid], y[valid]
     if config.center and len(x):

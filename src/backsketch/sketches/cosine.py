@@ -30,8 +30,8 @@ class Cosine(OrthonormalSketch):
 
     @classmethod
     def matrix(cls, height: int, device: torch.device) -> Tensor:
-        output = torch.arange(height, dtype=torch.float64, device=device).unsqueeze(1)
-        sample = torch.arange(height, dtype=torch.float64, device=device) + 0.5
+        output = torch.arange(height, dtype=torch.float64, device="cpu").unsqueeze(1)  # not every device has fp64
+        sample = torch.arange(height, dtype=torch.float64, device="cpu") + 0.5
         basis = torch.cos(output * sample * (math.pi / height)).mul_(math.sqrt(2 / height))
         basis[0] *= math.sqrt(0.5)
-        return basis.to(torch.float32)
+        return basis.to(torch.float32).to(device)

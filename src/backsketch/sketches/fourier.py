@@ -27,6 +27,6 @@ class Fourier(OrthonormalSketch):
 
     @classmethod
     def matrix(cls, height: int, device: torch.device) -> Tensor:
-        everything = torch.arange(height, device=device)
-        identity = torch.eye(height, dtype=torch.float64, device=device)
-        return cls.transform(identity, everything).t().to(torch.float32)
+        everything = torch.arange(height, device="cpu")
+        identity = torch.eye(height, dtype=torch.float64, device="cpu")  # not every device has fp64
+        return cls.transform(identity, everything).t().to(torch.float32).to(device)
