@@ -71,6 +71,19 @@ def test_masked_rows_never_reach_what_is_kept(kind, garbage):
     assert all(torch.equal(one, other) for one, other in zip(*outcomes, strict=True))
 
 
+@pytest.mark.parametrize("ratio", [0.5, 1.0])
+@pytest.mark.parametrize("garbage", [1e30, float("nan"), float("inf")])
+def test_masked_rows_in_few_bits_never_reach_the_gradient(ratio, garbage):
+    x, y, valid = data()
+    config = SketchConfig(ratio=ratio, bits=4)
+    outcomes = []
+    for fill in (0.0, garbage):
+        kept = keep(x.masked_fill(~valid.unsqueeze(1), fill), config, torch.tensor(1), valid)
+        outcomes.append(weight_gradient(kept, y, config, FEATURES, valid))
+    assert outcomes[0].isfinite().all()
+    assert torch.equal(*outcomes)
+
+
 @pytest.mark.parametrize("count", [0, 1, 5, ROWS])
 def test_rows_with_few_valid_ones_are_kept_exactly(count):
     x, y, _ = data()
@@ -151,9 +164,12 @@ def test_slabs_of_packed_rows_add_up(dtype, monkeypatch):
     torch.testing.assert_close(weight_gradient(kept, y, config, FEATURES), whole)
 
 
-def test_rows_are_packed_without_a_copy_of_all_of_them():
-    x, config = torch.randn(8192, 256), SketchConfig(ratio=0.7, bits=4)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("ratio", [0.7, 1.0])
+def test_rows_are_packed_without_a_copy_of_all_of_them(ratio, masked):
+    x, config = torch.randn(8192, 256), SketchConfig(ratio=ratio, bits=4)
+    valid = torch.rand(8192) < 0.8 if masked else None
     with peak_memory() as peak:
-        kept = keep(x, config, torch.tensor(1))
+        kept = keep(x, config, torch.tensor(1), valid)
     beyond = peak.total - x.nbytes - sum(tensor.nbytes for tensor in kept)
     assert 0 < beyond < x.nbytes * 0.6

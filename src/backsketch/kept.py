@@ -27,8 +27,8 @@ def keep(x: Tensor, config: SketchConfig, seed: Tensor, valid: Tensor | None = N
     sketch = _drawn_on(x, sketch_for(config, len(x), seed, valid))
     if isinstance(sketch, Whole) and config.bits is None:
         return seed, x
-    if config.bits is not None and type(sketch) is Rows and not config.center:
-        return seed, *pack(x, config.bits, _dither(x, seed), sketch.chosen(x.device))
+    if config.bits is not None and isinstance(sketch, (Rows, Whole)) and not config.center:
+        return seed, *_packed(x, config.bits, _dither(x, seed), sketch, valid)
     counted = x
     if valid is not None and not isinstance(sketch, ValidRows):  # which leaves out the others itself
         counted = x.masked_fill(~valid.unsqueeze(1), 0)
@@ -114,6 +114,18 @@ def _packed_product(y: Tensor, codes: Tensor, ranges: Tensor, bits: int, feature
             product = (y[slab].t() @ rows).to(dtype)
             out = out.add_(product, alpha=factor) if start else product.mul_(factor)
     return (out.mul_(gain) if isinstance(gain, Tensor) else out).to(y.dtype)
+
+
+def _packed(
+    x: Tensor, bits: int, dither: torch.Generator | None, sketch: Rows | Whole, valid: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return codes and ranges of the rows that a sketch picks, those that do not count as zeros; none are copied."""
+    chosen = sketch.chosen(x.device) if isinstance(sketch, Rows) else None
+    codes, ranges = pack(x, bits, dither, chosen)
+    if valid is not None:
+        counted = valid if chosen is None else valid.index_select(0, chosen)
+        ranges.masked_fill_(~counted.view(-1, 1, 1), 0)
+    return codes, ranges
 
 
 def _dither(x: Tensor, seed: Tensor) -> torch.Generator | None:
