@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import backsketch
 from backsketch import SKETCHES, NoiseMonitor, SketchConfig, SketchedLinear, noise
 from backsketch.estimate import Trace
+from backsketch.integrations.session import _ratio
 from backsketch.sketches import BlockKind
 
 ROWS, IN, OUT = 26, 5, 4
@@ -289,6 +290,27 @@ def test_every_skips_steps_and_where_skips_layers():
             net(sides()[0]).sum().backward()
             monitor.step()
     assert [(record["step"], record["layer"]) for record in monitor.to_records()] == [(0, "2"), (3, "2"), (6, "2")]
+
+
+def test_a_single_row_among_the_steps_leaves_the_ratios_known():
+    net = model(SketchConfig(kind="rows", ratio=0.5))
+    with NoiseMonitor(net) as monitor:
+        for rows in (sides()[0], sides()[0], sides()[0][:1]):
+            net(rows).sum().backward()
+            monitor.step()
+    assert all(line.split()[-1] == "1" for line in str(monitor).splitlines()[2:])
+    assert _ratio(monitor.to_records()) == pytest.approx(1)
+
+
+def test_ended_steps_can_be_forgotten():
+    net = model()
+    with NoiseMonitor(net) as monitor:
+        for _ in range(3):
+            net(sides()[0]).sum().backward()
+            monitor.step()
+        net(sides()[0]).sum().backward()
+        monitor.forget()
+    assert {record["step"] for record in monitor.to_records()} == {3}
 
 
 def test_callback_gets_each_record_once():

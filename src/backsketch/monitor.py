@@ -118,6 +118,10 @@ class NoiseMonitor:
         elif len(self._waiting) > _MOST_WAITING:
             self._settle()
 
+    def forget(self) -> None:
+        """Drop the records of the steps that have ended, which a long run with a ``callback`` has no more use for."""
+        self._steps = {step: layers for step, layers in self._steps.items() if step >= self._step}
+
     def to_records(self) -> list[Record]:
         """Return one dict for each step and layer, layers in the order of the model."""
         return [record for step in self._steps for record in self._records(step)]

@@ -68,6 +68,12 @@ def ratios(totals: Mapping[str, float]) -> dict[str, float]:
     }
 
 
+def add_up(records: Sequence[Record]) -> dict[str, float]:
+    """Return the sums over the records, but for those without a variance: of a single row, as a last batch may be."""
+    known = [record for record in records if not math.isnan(float(record["sgd_variance"]))] or records
+    return {name: sum(float(record[name]) for record in known) for name in QUANTITIES}
+
+
 def table(records: Sequence[Record]) -> str:
     """Lay out one line a layer: variances averaged over steps, ratios of the totals."""
     layers: dict[str, list[Record]] = {}
@@ -79,7 +85,7 @@ def table(records: Sequence[Record]) -> str:
 
 
 def _line(layer: str, records: list[Record]) -> tuple[str, ...]:
-    totals = ratios({name: sum(float(record[name]) for record in records) for name in QUANTITIES})
+    totals = ratios(add_up(records))
     for name in ("sgd_variance", "sketch_variance"):
         totals[name] /= len(records)
     calls = sum(int(record["calls"]) for record in records)

@@ -10,7 +10,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ..conversion import Configs, Where, present_configs, sketch_, unsketch_
 from ..monitor import NoiseMonitor
-from ..records import Record
+from ..records import Record, add_up, ratios
 from .peak import PeakKept
 
 
@@ -56,6 +56,8 @@ class Session:
             for layer in dict.fromkeys(str(record["layer"]) for record in self._records):
                 report[f"backsketch/noise/{layer}"] = _ratio([r for r in self._records if r["layer"] == layer])
         self._records.clear()
+        if self._monitor is not None:
+            self._monitor.forget()
         self._kept = None
         return report
 
@@ -85,6 +87,5 @@ def check_noise_every(noise_every: object) -> int | None:
 
 
 def _ratio(records: list[Record]) -> float:
-    """Return D²_sketch / D²_SGD over the records."""
-    sketch, sgd = (sum(float(record[name]) for record in records) for name in ("sketch_variance", "sgd_variance"))
-    return sketch / sgd if sgd else float("nan")
+    """Return D²_sketch / D²_SGD over the records that have both."""
+    return ratios(add_up(records))["ratio"]
