@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from backsketch import SketchConfig, SketchedLinear, ops, sketch_, unsketch_, valid_rows
-from backsketch.padding import _in_force
+from backsketch.padding import in_force
 from cases import every_config, gradients, saved_storages, within_five_standard_errors
 
 pytestmark = [  # torch warns of what its own compiler does
@@ -274,7 +274,7 @@ def test_masks_do_nothing_to_compiled_layers_and_leave_nothing_behind():
             return model(x)
 
     check_unbiased(inside, model, samples=50)
-    assert not _in_force.stack
+    assert in_force.innermost is None
 
 
 def test_a_failed_compilation_lifts_no_mask_that_it_did_not_set():
@@ -287,7 +287,7 @@ def test_a_failed_compilation_lifts_no_mask_that_it_did_not_set():
     mask = torch.ones(1, ROWS, dtype=torch.long)
     with pytest.raises(torch._dynamo.exc.Unsupported):
         compiled(model, "aot_eager")(torch.randn(1, ROWS, FEATURES), attention_mask=mask)
-    assert not _in_force.stack
+    assert in_force.innermost is None
 
 
 def test_graph_breaks_around_layers_are_harmless():
@@ -316,6 +316,7 @@ def test_the_operators_are_what_they_say(config):
     for rows in (1, 2, ROWS):
         x, y = torch.randn(rows, FEATURES), torch.randn(rows, OUTPUTS)
         torch.library.opcheck(ops._keep, (x, *fields), test_utils=checks)
+        torch.library.opcheck(ops._keep, (torch.randn(FEATURES, rows).t(), *fields), test_utils=checks)
         kept = ops._keep(x, *fields)
         torch.library.opcheck(ops._weight_gradient, (kept, y, FEATURES, None, *fields), test_utils=checks)
         exact = gradients(nn.functional.linear, x, torch.randn(OUTPUTS, FEATURES), None, y)[2]

@@ -209,6 +209,19 @@ def test_a_layer_parametrized_after_it_was_sketched_is_reported_and_not_restored
     assert set(kinds(unsketch_(model)).values()) == {nn.Linear}
 
 
+def test_a_layer_with_another_forward_is_left_alone_and_told():
+    """As accelerate's hooks put there, bound to the class that the layer had then."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    model[0].forward = model[0].forward
+    sketch_(model, SketchConfig(ratio=0.5))
+    assert [type(layer) for layer in model] == [nn.Linear, SketchedLinear]
+    assert "forward was replaced" in str(summary(model))
+    model[1].forward = model[1].forward
+    with pytest.warns(UserWarning, match=r"1 \(SketchedLinear\) has a forward of its own: it stays sketched"):
+        unsketch_(model)
+    model(torch.randn(3, 6)).sum().backward()
+
+
 def test_a_frozen_weight_is_told_though_its_bias_trains():
     model = sketch_(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), CONFIG)
     model[0].weight.requires_grad_(False)

@@ -2,13 +2,23 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from backsketch import SketchConfig, SketchedLinear, sketch_, sketched_linear, unsketch_, valid_rows
+from backsketch import (
+    SketchConfig,
+    SketchedLinear,
+    ignore_attention_mask,
+    sketch_,
+    sketched_linear,
+    unsketch_,
+    valid_rows,
+)
+from backsketch.padding import in_force, masked_rows
 from cases import KINDS, within_five_standard_errors
 
 BATCH, LENGTH, FEATURES = 4, 8, 6
@@ -160,6 +170,151 @@ def test_an_error_in_forward_lifts_the_mask(mask):
     assert not torch.allclose(gradient(x, y, weight, CONFIG), exact, rtol=1e-3)
 
 
+class Interrupted(Encoder):
+    """A model whose user presses Ctrl-C while it runs."""
+
+    def _layers(self, x):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_in_forward_lifts_the_mask(mask):
+    model = sketch_(Interrupted(), CONFIG)
+    x, y, weight = masked_problem(mask)
+    for around in (nullcontext(), valid_rows(mask)):
+        with pytest.raises(KeyboardInterrupt), around:
+            model(x, attention_mask=mask.long())
+        assert masked_rows(x) is None
+        assert in_force.innermost is None
+    exact = y.flatten(0, 1).t() @ x.flatten(0, 1)
+    assert not torch.allclose(gradient(x, y, weight, CONFIG), exact, rtol=1e-3)
+
+
+class Seen(nn.Module):
+    """A module that notes which rows count where it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, FEATURES)  # so that there is something to sketch
+        self.rows = []
+
+    def forward(self, x, attention_mask=None):
+        self.rows.append(masked_rows(x))
+        return self.layer(x)
+
+
+class Kept(Seen):
+    """The same, for a module that takes no mask."""
+
+    def forward(self, x):
+        return super().forward(x)
+
+
+class Pair(nn.Module):
+    """Two inputs of one shape, each with a mask of its own, through one encoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = Seen()
+
+    def forward(self, x, attention_mask, other, other_attention_mask):
+        return self.encoder(x, attention_mask=attention_mask) + self.encoder(other, other_attention_mask)
+
+
+def test_the_innermost_mask_holds(mask):
+    model = sketch_(Pair(), CONFIG)
+    x, other = torch.randn(2, BATCH, LENGTH, FEATURES)
+    model(x, mask.long(), other, mask.flip(0).long())
+    first, second = model.encoder.rows
+    assert torch.equal(first, mask.flatten())
+    assert torch.equal(second, mask.flip(0).flatten())
+    model(x, mask.long(), other, torch.ones_like(mask).long())  # nothing of the other is padded
+    assert model.encoder.rows[-1] is None
+    assert in_force.innermost is None
+
+
+def test_modules_inside_are_under_the_mask_around_them(mask):
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.plain = Seen(), Kept()
+
+        def forward(self, x, attention_mask):
+            lengthened = attention_mask[:, None, None].float()
+            return self.plain(self.inner(x, attention_mask=lengthened))
+
+    model = sketch_(Outer(), CONFIG)
+    model(torch.randn(BATCH, LENGTH, FEATURES), mask.long())
+    for rows in (*model.inner.rows, *model.plain.rows):
+        assert torch.equal(rows, mask.flatten())
+
+
+def test_a_model_is_found_inside_whatever_calls_it(mask):
+    """A LightningModule's training_step calls the model, never the module's own forward."""
+
+    class Training(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = Seen()
+
+        def training_step(self, x, mask):
+            return self.model(x, attention_mask=mask)
+
+    training = sketch_(Training(), CONFIG)
+    training.training_step(torch.randn(BATCH, LENGTH, FEATURES), mask.long())
+    assert torch.equal(training.model.rows[0], mask.flatten())
+
+
+class Reader(nn.Module):
+    """A module with one part that is called with a mask and one that is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.own, self.plain = Seen(), Kept()
+
+    def run(self, x, mask):
+        return self.own(self.plain(x), mask)
+
+
+READERS = {
+    "decoder_input_ids": lambda self, x, attention_mask, decoder_input_ids=None: self.run(x, attention_mask),
+    "pixel_values": lambda self, x, attention_mask, pixel_values=None: self.run(x, attention_mask),
+    "encoder_hidden_states": lambda self, x, attention_mask, encoder_hidden_states=None: self.run(x, attention_mask),
+}
+
+
+@pytest.mark.parametrize("argument", READERS)
+def test_a_module_that_reads_other_tokens_too_is_under_no_mask(mask, argument):
+    class Wrapper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = type("Both", (Reader,), {"forward": READERS[argument]})()
+
+        def forward(self, x, attention_mask):
+            return self.inner(x, attention_mask, **{argument: x})
+
+    model = sketch_(Wrapper(), CONFIG)
+    model(torch.randn(BATCH, LENGTH, FEATURES), mask.long())
+    assert model.inner.plain.rows == [None]
+    assert torch.equal(model.inner.own.rows[0], mask.flatten())  # which is called with a mask of its own
+
+
+def test_a_model_can_ignore_its_masks_for_good(mask):
+    model = Pair()
+    ignore_attention_mask(model)
+    x = torch.randn(BATCH, LENGTH, FEATURES)
+    for _ in range(2):
+        sketch_(model, CONFIG)
+        model(x, mask.long(), x, mask.long())
+    unsketch_(model)
+    ignore_attention_mask(sketch_(model, CONFIG).encoder)
+    ignore_attention_mask(model, False)
+    model(x, mask.long(), x, mask.long())
+    assert model.encoder.rows == [None] * 6
+    ignore_attention_mask(model.encoder, ignore=False)
+    model(x, mask.long(), x, mask.long())
+    assert torch.equal(model.encoder.rows[-1], mask.flatten())
+
+
 def test_hooks_go_with_unsketch_and_survive_copies(mask):
     model = sketch_(sketch_(Encoder(), CONFIG), CONFIG)
     assert len(model._forward_pre_hooks) == len(model._forward_hooks) == 1
@@ -229,6 +384,17 @@ def test_a_broken_promise_is_told(mask):
     x, _, weight = masked_problem(mask)
     with valid_rows(mask), pytest.warns(RuntimeWarning, match="rows that the mask leaves out get a gradient"):
         gradient(x, torch.ones(BATCH, LENGTH, 3), weight, CONFIG)
+
+
+def test_a_promise_broken_in_any_layer_is_told(mask):
+    """The last layer's gradient is zero where it should be; the first one's is not."""
+    model = sketch_(Encoder(), CONFIG)
+    x, y, _ = masked_problem(mask)
+    hidden = []
+    model.first.register_forward_hook(lambda module, args, out: hidden.append(out))
+    out = model(x, attention_mask=mask.long())
+    with pytest.warns(RuntimeWarning, match="rows that the mask leaves out get a gradient"):
+        ((out * y).sum() + hidden[0].sum()).backward()
 
 
 def test_the_mask_of_an_encoder_does_not_touch_the_decoder():

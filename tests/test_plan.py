@@ -155,6 +155,22 @@ def test_layers_that_share_an_input_share_a_config_and_held_inputs_stay_exact():
     assert exact_type(model.model.layers[0].self_attn.o_proj) is None
 
 
+def test_a_budget_is_of_the_layers_that_may_be_sketched():
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    x = torch.randn(256, 64)
+    only = lambda name, module: name in ("1", "2")  # noqa: E731
+    planned = plan(model, x, budget="20%", where=only)
+    assert set(planned) == {"1", "2"}
+    kept = []
+    for _ in range(2):
+        with saved_memory(model) as saved:
+            out = model(x)
+        kept.append(saved.activations)
+        del out
+        sketch_(model, planned, where=only)
+    assert kept[0] - kept[1] >= 0.8 * 2 * x.nbytes
+
+
 def test_a_budget_in_bytes_and_a_budget_of_all():
     model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), torch.randn(200, 8)
     assert plan(model, x, budget=4000, **RATIO_ALONE).bytes_after in range(3900, 4001)

@@ -141,7 +141,7 @@ def test_a_budget_is_planned_once_and_saved_with_the_checkpoint(tmp_path):
     callback = SketchCallback(budget="40%")
     trainer = train(tmp_path, callback)
     state = json.loads((tmp_path / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())
-    assert state["stateful_callbacks"]["SketchCallback"]["attributes"]["planned"] == callback.planned
+    assert state["stateful_callbacks"]["backsketch/plan"] == callback.planned
     chosen = {(fields["ratio"], fields["bits"]) for fields in callback.planned.values() if fields is not None}
     assert len(chosen) > 1
     exact = logged(train(tmp_path, SketchCallback(SketchConfig(ratio=1.0))), "backsketch/kept_bytes")
@@ -152,12 +152,28 @@ def test_a_resumed_run_takes_the_plan_of_its_checkpoint(tmp_path):
     train(tmp_path, SketchCallback(budget="40%"), others=[Watch(stop=STEPS // 2)])
     path = tmp_path / f"checkpoint-{STEPS // 2}" / "trainer_state.json"
     state = json.loads(path.read_text())
-    planned = state["stateful_callbacks"]["SketchCallback"]["attributes"]["planned"]
+    planned = state["stateful_callbacks"]["backsketch/plan"]
     next(fields for fields in planned.values() if fields is not None)["ratio"] = 0.07
     path.write_text(json.dumps(state))
     resumed = SketchCallback(budget="40%")
     train(tmp_path, resumed, resume=True)
     assert resumed.planned == planned
+
+
+def test_a_trainer_that_restores_callbacks_keeps_the_one_it_was_given(tmp_path):
+    arguments = {"restore_callback_states_from_checkpoint": True}
+    train(tmp_path, SketchCallback(budget="40%"), others=[Watch(stop=STEPS // 2)], **arguments)
+    callback = SketchCallback(CONFIG, budget="40%", noise_every=2)
+    trainer = train(tmp_path, callback, resume=True, **arguments)
+    assert [each for each in trainer.callback_handler.callbacks if isinstance(each, SketchCallback)] == [callback]
+    assert logged(trainer, "backsketch/noise")
+
+
+def test_a_budget_is_spent_on_the_layers_that_are_sketched(tmp_path):
+    callback = SketchCallback(budget="40%", where=lambda name, module: "output" not in name)
+    train(tmp_path, callback)
+    assert callback.planned
+    assert not any("output" in name for name in callback.planned)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import noise
+from .attention_mask import ignore_attention_mask
 from .autograd import sketched_linear
 from .config import SketchConfig
 from .conversion import sketch_, unsketch_
@@ -25,6 +26,7 @@ __all__ = [
     "SketchConfig",
     "SketchedLinear",
     "cost",
+    "ignore_attention_mask",
     "noise",
     "peak_memory",
     "plan",

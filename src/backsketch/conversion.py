@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from torch import nn
 
+from .attention_mask import follow_attention_mask, forget_attention_mask
 from .config import SketchConfig, check_config
 from .layer import SketchedLinear
-from .padding import follow_attention_mask, ignore_attention_mask
 from .sharded import become, own_class
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def sketch_(
             continue
         if name in unpaid:
             chosen, reason = None, unpaid[name]
+        if chosen is not None and _has_own_forward(module) and exact_type(module) is None:
+            chosen, reason = None, "its forward was replaced, as accelerate's hooks do: convert it before that"
         if chosen is not None:
             become(module, twin)
             module.config = chosen
@@ -74,7 +76,7 @@ def sketch_(
     if any(exact_type(module) is not None for module in model.modules()):
         follow_attention_mask(model)
     else:
-        ignore_attention_mask(model)
+        forget_attention_mask(model)
     if not converted:
         warnings.warn("sketch_ converted no layer; print(backsketch.summary(model)) tells why", stacklevel=2)
     return model
@@ -83,17 +85,19 @@ def sketch_(
 def unsketch_(model: Model) -> Model:
     """Turn every sketched layer of ``model`` back into the class it was, in place, and return it.
 
-    A layer of a class that was derived from a sketched one stays what it is, and a warning names it.
+    A layer of a class that was derived from a sketched one, or whose forward was replaced since, stays what it is, and
+    a warning names it.
     """
     for name, module in model.named_modules():
         _restore(module)
         module.__dict__.pop(_REASON, None)
         if is_sketched(module):
             kind = type(module).__name__
+            own = "forward" if _has_own_forward(module) else "class"
             warnings.warn(
-                f"unsketch_: {name or 'the model'} ({kind}) has a class of its own: it stays sketched", stacklevel=2
+                f"unsketch_: {name or 'the model'} ({kind}) has a {own} of its own: it stays sketched", stacklevel=2
             )
-    ignore_attention_mask(model)
+    forget_attention_mask(model)
     return model
 
 
@@ -191,8 +195,13 @@ def _twins() -> dict[type[nn.Module], type[nn.Module]]:
     return twins
 
 
+def _has_own_forward(module: nn.Module) -> bool:
+    """Tell whether something put another forward in a layer's own: bound to its class as that was then."""
+    return "forward" in module.__dict__
+
+
 def _restore(module: nn.Module) -> None:
-    if (exact := exact_type(module)) is not None:
+    if (exact := exact_type(module)) is not None and not _has_own_forward(module):
         become(module, exact)
         del module.config
 

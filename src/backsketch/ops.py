@@ -60,7 +60,7 @@ def _keep(x: Tensor, *fields: Any) -> list[Tensor]:
         return list(kept)
     # Too few rows to compress. An operator may not return its input, nor fewer tensors than for a larger batch.
     mean = [x.new_zeros(x.shape[1])] if config.center else []
-    return [kept[0], x.clone(), *mean]
+    return [kept[0], x.clone(memory_format=torch.contiguous_format), *mean]
 
 
 @_keep.register_fake

@@ -6,22 +6,22 @@ A layer that torch.compile traces takes no notice of masks: its gradient is as u
 
 from __future__ import annotations
 
-import inspect
+import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(eq=False, slots=True)
-class _Mask:
+class Mask:
     """A mask, flat and on the device where it was last needed, and which input shapes have met it."""
 
     rows: Tensor
@@ -41,20 +41,49 @@ class _Mask:
         return self.rows
 
 
-class _InForce(threading.local):
-    """The masks of the calls that are running, innermost last, each with the module whose hook put it there."""
+@dataclass(eq=False, slots=True)
+class Scope:
+    """A mask, or None for no mask, in force until ``caller`` has ended; if that is None, until it is lifted."""
 
-    def __init__(self) -> None:
-        self.stack: list[tuple[_Mask | None, nn.Module | None]] = []
+    mask: Mask | None
+    caller: FrameType | None = None
 
     @property
-    def mask(self) -> _Mask | None:
-        return self.stack[-1][0] if self.stack else None
+    def ended(self) -> bool:
+        """Tell whether the call is no longer running: torch runs no hook after a KeyboardInterrupt."""
+        if self.caller is None:
+            return False
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame is not self.caller:
+            frame = frame.f_back
+        return frame is None
+
+
+class InForce(threading.local):
+    """The scopes of the calls that are running in this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self._scopes: list[Scope] = []
+
+    @property
+    def innermost(self) -> Scope | None:
+        """Return the scope in force, and forget those of calls that broke off."""
+        while self._scopes and self._scopes[-1].ended:
+            self._scopes.pop()
+        return self._scopes[-1] if self._scopes else None
+
+    def put(self, scope: Scope) -> None:
+        """Put a scope in force."""
+        self._scopes.append(scope)
+
+    def lift(self, scope: Scope) -> None:
+        """Lift a scope and all inside it."""
+        del self._scopes[self._scopes.index(scope) :]
 
 
 _Call: TypeAlias = tuple[int, torch.Size]  # the seed that a call drew, and the leading shape of its input
 
-_in_force = _InForce()
+in_force = InForce()
 _by_call: weakref.WeakValueDictionary[_Call, Tensor] = weakref.WeakValueDictionary()
 _replaced: weakref.WeakValueDictionary[_Call, Tensor] = weakref.WeakValueDictionary()
 
@@ -72,12 +101,13 @@ def valid_rows(mask: Tensor) -> Iterator[None]:
     if torch.compiler.is_compiling():
         yield
         return
-    entry = _Mask(_flat(mask), mask.shape)
-    _in_force.stack.append((entry, None))
+    entry = Mask(flat(mask), mask.shape)
+    scope = Scope(entry)
+    in_force.put(scope)
     try:
         yield
     finally:
-        _in_force.stack.pop()
+        in_force.lift(scope)
     if entry.seen and not entry.used:
         shapes = ", ".join(str(tuple(shape)) for shape in sorted(entry.seen))
         raise ValueError(
@@ -88,8 +118,8 @@ def valid_rows(mask: Tensor) -> Iterator[None]:
 
 def masked_rows(x: Tensor) -> Tensor | None:
     """Return which rows of x count by the mask in force, or None if all do."""
-    mask = _in_force.mask
-    return None if mask is None else mask.for_input(x)
+    scope = in_force.innermost
+    return None if scope is None or scope.mask is None else scope.mask.for_input(x)
 
 
 def valid_for(x: Tensor, seed: Tensor) -> Tensor | None:
@@ -119,79 +149,25 @@ def _recalled(call: _Call) -> Tensor | None:
 
 
 def check_promise(valid: Tensor, y: Tensor) -> None:
-    """Warn, once for each mask, where masked rows get a gradient after all: valid (rows,), y (rows, out_features)."""
-    if y.device.type != "cpu" or hasattr(valid, _CHECKED):  # an accelerator would have to be waited for
+    """Warn where masked rows get a gradient after all: valid (rows,), y (rows, out_features)."""
+    if y.device.type != "cpu":  # an accelerator would have to be waited for
         return
-    setattr(valid, _CHECKED, True)
-    if bool(y[~valid].any()):
+    if (masked := getattr(valid, _MASKED, None)) is None:
+        masked = (~valid).nonzero().squeeze(1)
+        setattr(valid, _MASKED, masked)
+    if bool(y.index_select(0, masked).any()):
         warnings.warn(
             "rows that the mask leaves out get a gradient: their part of the weight gradient is missing. Mask them in "
-            "the loss too (labels of -100), or call backsketch.padding.ignore_attention_mask(model)",
+            "the loss too (labels of -100), or call backsketch.ignore_attention_mask(model)",
             RuntimeWarning,
             stacklevel=2,
         )
 
 
-def follow_attention_mask(model: nn.Module) -> None:
-    """Make ``model`` apply the attention_mask it is called with, if it takes one, to its sketched layers.
-
-    Where there is a decoder the mask is the encoder's alone: the decoder's own rows are other tokens.
-    """
-    ignore_attention_mask(model)
-    if "decoder_input_ids" in inspect.signature(type(model).forward).parameters and hasattr(model, "get_encoder"):
-        model = model.get_encoder()  # type: ignore[operator]
-    if _mask_position(type(model).forward) is None:
-        return
-    model.__dict__[_HANDLES] = (
-        model.register_forward_pre_hook(_before_forward, with_kwargs=True),
-        model.register_forward_hook(_after_forward, always_call=True),
-    )
+_MASKED = "_masked_rows"
 
 
-def ignore_attention_mask(model: nn.Module) -> None:
-    """Undo follow_attention_mask for ``model`` and everything in it."""
-    for module in model.modules():
-        for handle in module.__dict__.pop(_HANDLES, ()):
-            handle.remove()
-
-
-_HANDLES = "_attention_mask_hooks"
-_CHECKED = "_promise_checked"
-
-
-def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if torch.compiler.is_compiling():
-        return
-    position = _mask_position(type(module).forward)
-    given = args[position] if position is not None and 0 <= position < len(args) else None
-    mask = kwargs.get("attention_mask", given)
-    current = _in_force.mask
-    if current is None and isinstance(mask, Tensor) and mask.dim() == 2 and not mask.is_floating_point():
-        rows = _flat(mask)
-        # Nothing padded, nothing to do; on an accelerator asking would wait for it.
-        current = None if rows.device.type == "cpu" and bool(rows.all()) else _Mask(rows, mask.shape)
-    _in_force.stack.append((current, module))
-
-
-def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
-    if _in_force.stack and _in_force.stack[-1][1] is module:  # not where the hook before was traced, and did nothing
-        _in_force.stack.pop()
-
-
-@lru_cache
-def _mask_position(forward: Callable[..., Any]) -> int | None:
-    """Return where forward(self, …) takes attention_mask, −1 for by keyword only, None for not at all."""
-    parameters = list(inspect.signature(forward).parameters.values())
-    names = [parameter.name for parameter in parameters if parameter.kind == parameter.POSITIONAL_OR_KEYWORD]
-    if "attention_mask" in names:
-        return names.index("attention_mask") - 1
-    by_keyword = any(p.kind == p.VAR_KEYWORD or p.name == "attention_mask" for p in parameters)
-    return -1 if by_keyword else None
-
-
-def _flat(mask: Any) -> Tensor:
+def flat(mask: Any) -> Tensor:
     """Return which rows a mask lets count: (...) -> (rows,) bool."""
     if not isinstance(mask, Tensor) or mask.dim() == 0:
         raise TypeError(f"mask must be a tensor of at least one dimension, got {mask!r}")

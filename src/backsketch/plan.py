@@ -11,15 +11,15 @@ from typing import Any
 
 from torch import nn
 
+from .attention_mask import follow_attention_mask
 from .config import STORED_BITS, SketchConfig, check_config
-from .conversion import configs_for, unsketch_
+from .conversion import Where, configs_for, unsketch_
 from .measure.ledger import Ledger
 from .measure.norms import CallNoise, added_noise
 from .measure.record import record_ledger
 from .measure.spend import Point, spend
 from .measure.step import Loss, forward_to_loss, on_meta
 from .measure.untouched import untouched
-from .padding import follow_attention_mask
 from .planned import Plan, PlannedLayers
 
 RATIOS = (0.001, 0.002, 0.005, *(step / 100 for step in range(1, 101)))
@@ -32,6 +32,7 @@ def plan(
     budget: str | float | int,
     config: SketchConfig | None = None,
     bits: Collection[int | None] | None = None,
+    where: Where | None = None,
     loss: Loss | None = None,
     **kwargs: Any,
 ) -> Plan:
@@ -49,6 +50,7 @@ def plan(
             ``rows``.
         bits: how rows may be stored, as in ``SketchConfig.bits``. By default what ``config`` says if it
             says so, else every way for ``rows``, and as they are for other kinds, whose rounding only a draw can tell.
+        where: called with a layer's name and the layer; False leaves it exact, and its input out of the budget.
         loss: takes the output, returns a scalar. By default ``output.loss``, or the mean of the first output.
     """
     if on_meta(model):
@@ -60,7 +62,7 @@ def plan(
     with untouched(model, (args, kwargs)):
         follow_attention_mask(unsketch_(model))
         ledger = record_ledger(model, forward)
-    chosen = configs_for(model, replace(base, ratio=RATIOS[0], dim=None, bits=None))
+    chosen = configs_for(model, replace(base, ratio=RATIOS[0], dim=None, bits=None), where)
     parts = [tuple(part) for part in ledger.parts(chosen) if ledger.released(part) > ledger.sketches(part)]
     if not parts:
         raise ValueError("no linear layer keeps an input of its own: there is nothing to plan")

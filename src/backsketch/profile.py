@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import nn
 
+from .attention_mask import follow_attention_mask
 from .conversion import Configs, configs_for, present_configs, sketch_, sketched_type, unsketch_
 from .measure.ledger import Chosen, Ledger
 from .measure.meta import meta_step
 from .measure.record import record_ledger
 from .measure.step import Loss, forward_to_loss, on_meta, to_device_of
 from .measure.untouched import untouched
-from .padding import follow_attention_mask
 from .peak import peak_memory
 from .report import LayerProfile, Profile
 

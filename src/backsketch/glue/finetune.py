@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers.trainer_utils import get_last_checkpoint
 
+from ..attention_mask import ignore_attention_mask
 from ..config import SketchConfig
 from ..conversion import Configs
 from ..integrations.transformers import SketchCallback
@@ -33,7 +34,6 @@ from .noise_log import NoiseLog
 from .reading import Examples, read_task
 from .settings import Settings
 from .step_memory import largest_batch, step_memory
-from .unmasked import SketchPaddingToo
 from .watch import Clock, EvaluateAtEnd, Progress, StopOnSignal
 
 _PACKAGES = ("transformers", "accelerate", "numpy", "scikit-learn", "scipy")
@@ -78,6 +78,7 @@ def prepare(settings: Settings, out: Path, *, overwrite: bool = False) -> Callab
     set_seed(settings.seed)
     model, tokenizer = load(settings)
     check_exclude(settings, model)
+    ignore_attention_mask(model, settings.ignore_mask)
     return _Run(settings, out, model, tokenizer, train, dev)
 
 
@@ -104,8 +105,7 @@ class _Run:
                 settings.config, budget=settings.budget, noise_every=noise_every or None, where=where
             )
         noise_log = NoiseLog(self.out / NOISE, settings.noise_layers, noise_every) if settings.noise_layers else None
-        unmasked = SketchPaddingToo() if settings.ignore_mask else None
-        sketching = [each for each in (sketch, unmasked, noise_log) if each is not None]  # conversion first
+        sketching = [each for each in (sketch, noise_log) if each is not None]  # conversion first
         clock, stop = Clock(noise_every if sketch else None), StopOnSignal()
         trainer = self._trainer(steps, [*sketching, *_tensorboard(self.out), clock, stop, *callbacks])
         if settings.eval_every is not None:

@@ -12,15 +12,17 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import CallbackHandler, ExportableState
+from transformers.trainer_callback import CallbackHandler
 
 from ..config import SketchConfig
 from ..conversion import Configs, Where
 from ..plan import plan
 from .session import Session, check_noise_every, unwrapped
 
+_PLAN = "backsketch/plan"  # not the callback's name, under which the Trainer would make another one from it
 
-class SketchCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
+
+class SketchCallback(TrainerCallback):  # type: ignore[misc]
     """Train the linear layers of a Trainer's model from sketches: ``Trainer(..., callbacks=[SketchCallback()])``.
 
     The model is converted in place when training begins and is what it was when training ends; checkpoints are those of
@@ -64,7 +66,9 @@ class SketchCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         _before_the_loggers(self)
         model = unwrapped(kwargs["model"])
         if self.budget is not None:
-            self.planned = self._restored(state) or self._plan(model, kwargs["train_dataloader"], args)
+            resumed = state.stateful_callbacks.get(_PLAN) if state.global_step else None
+            self.planned = resumed or self._plan(model, kwargs["train_dataloader"], args)
+            state.stateful_callbacks[_PLAN] = self.planned  # which every checkpoint keeps
         self._session = Session(model, self.noise_every)
         self._session.begin(self._configs(), self.where)
 
@@ -103,26 +107,18 @@ class SketchCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             self._session.end()
             self._session = None
 
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: the plan."""
-        return {"args": {}, "attributes": {"planned": self.planned}}
-
     def _configs(self) -> Configs | None:
         if self.planned is None:
             return self.config
         return {name: None if fields is None else SketchConfig(**fields) for name, fields in self.planned.items()}
 
-    def _restored(self, state: TrainerState) -> dict[str, dict[str, Any] | None] | None:
-        """Return the plan of the checkpoint that training resumes from, if there is one."""
-        saved = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
-        saved = saved[-1] if isinstance(saved, list) else saved
-        return saved["attributes"]["planned"] if saved else None
-
     def _plan(self, model: nn.Module, dataloader: Any, args: TrainingArguments) -> dict[str, dict[str, Any] | None]:
         assert self.budget is not None
         batch = _first_batch(dataloader, args.per_device_train_batch_size, next(model.parameters()).device)
         config = self.config if isinstance(self.config, SketchConfig) else None
-        planned: Mapping[str, SketchConfig | None] = plan(model, budget=self.budget, config=config, **batch)
+        planned: Mapping[str, SketchConfig | None] = plan(
+            model, budget=self.budget, config=config, where=self.where, **batch
+        )
         return {name: None if chosen is None else asdict(chosen) for name, chosen in planned.items()}
 
 
