@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForSequenceClassification, TrainerCallback
 
@@ -156,6 +158,38 @@ def test_a_finished_run_is_not_run_again(place, tmp_path):
         finetune(settings(place, seed=5), tmp_path)
     again = finetune(settings(place, seed=5), tmp_path, overwrite=True)
     assert again["settings"]["seed"] == 5
+
+
+def copied(place, folder):
+    """Return a copy of the data and the model, under the same names elsewhere."""
+    return shutil.copytree(place, folder / place.name)
+
+
+def change_weights(model):
+    weights = load_file(model / "model.safetensors")
+    save_file({name: value + 1 for name, value in weights.items()}, model / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("changed", ["model", "data"])
+def test_other_files_of_the_same_name_are_another_run(changed, place, tmp_path):
+    other = copied(place, tmp_path)
+    same_files = settings(other)
+    assert same_files.describe() == settings(place).describe()
+    assert same_files.slug() == settings(place).slug()
+    finetune(settings(place, max_steps=1), tmp_path / "out")
+    if changed == "model":
+        change_weights(other / "model")  # its config, its names and the size of its file are the same
+    else:
+        write_task(other, find_task("cola"), rows=25)
+    assert settings(other).slug() != settings(place).slug()
+    with pytest.raises(ValueError, match=f"has a run with another {changed};"):
+        finetune(settings(other, max_steps=1), tmp_path / "out")
+
+
+def test_a_name_is_known_wherever_one_stands(place, monkeypatch):
+    monkeypatch.chdir(place / "model")
+    described = Settings(task="cola", model=".", data=Path("..")).describe()
+    assert (described["model"], described["data"]) == ("model", place.name)
 
 
 def test_layers_can_be_left_out(place, tmp_path):

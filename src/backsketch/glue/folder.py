@@ -24,9 +24,10 @@ def open_folder(settings: Settings, out: Path, overwrite: bool) -> dict[str, Any
         out.mkdir(parents=True, exist_ok=True)
         return None
     before, now = json.loads(earlier.read_text()), json.loads(json.dumps(settings.describe()))
-    if changed := sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
+    if changed := {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}:
+        named = sorted({name.removesuffix("_digest") for name in changed})
         raise ValueError(
-            f"out {str(out)!r} has a run with another {', '.join(changed)}; give another out or overwrite it"
+            f"out {str(out)!r} has a run with another {', '.join(named)}; give another out or overwrite it"
         )
     record: dict[str, Any] | None = json.loads((out / RECORD).read_text()) if (out / RECORD).is_file() else None
     return record

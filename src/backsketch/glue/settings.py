@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import SketchConfig
+from .identity import data_digest, model_digest
 from .recipe import Recipe, recipe_for
 from .tasks import Task, find_task
 
@@ -96,11 +98,14 @@ class Settings:
         return any(fnmatchcase(name, glob) for glob in (HEADS if self.exclude is None else self.exclude))
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings as plain values; of a directory only its name, since the rest says where, not what."""
+        """Return the settings as plain values; of a directory its name and a digest of its files, not where it is."""
+        model = Path(self.model)
         return {
             **asdict(self),
-            "model": Path(self.model).name if Path(self.model).is_dir() else self.model,
-            "data": "hub" if self.data is None else Path(self.data).name,
+            "model": _name(model) if model.is_dir() else self.model,
+            "model_digest": model_digest(model) if model.is_dir() else None,
+            "data": "hub" if self.data is None else _name(self.data),
+            "data_digest": None if self.data is None else data_digest(self.the_task, Path(self.data)),
             "noise_layers": list(self.noise_layers),
             "exclude": list(HEADS if self.exclude is None else self.exclude),
         }
@@ -111,8 +116,13 @@ class Settings:
         if self.budget is not None:
             what += f" budget {self.budget}"
         digest = sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()[:8]
-        words = f"{self.task} {Path(self.model).name} {what} seed {self.seed} {digest}".lower()
+        words = f"{self.task} {_name(Path(self.model))} {what} seed {self.seed} {digest}".lower()
         return re.sub("[^a-z0-9.]+", "-", words)
+
+
+def _name(path: Path) -> str:
+    """Return the last part of a path, also of one like ``.``."""
+    return os.path.basename(os.path.abspath(path))
 
 
 _LEAST = {"max_steps": 1, "train_rows": 1, "eval_rows": 1, "eval_every": 1, "noise_every": 0, "seed": 0, "threads": 1}
