@@ -142,6 +142,26 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(step, budget, place, tmp_
     assert not list((tmp_path / "parts").glob("checkpoint-*"))
 
 
+@pytest.mark.parametrize("state", [None, '{"epoch": 1.'], ids=["no state", "half a state"])
+def test_a_checkpoint_that_was_cut_short_is_passed_over(state, place, tmp_path):
+    with pytest.raises(Interrupted):
+        finetune(settings(place), tmp_path, callbacks=(Press(1),))
+    cut = shutil.copytree(tmp_path / "checkpoint-2", tmp_path / "checkpoint-3")
+    (cut / "trainer_state.json").unlink()
+    if state is not None:
+        (cut / "trainer_state.json").write_text(state)
+    results = finetune(settings(place), tmp_path)["results"]
+    assert (results["resumed_from_step"], results["steps"]) == (2, 6)
+
+
+def test_a_run_begins_again_where_its_only_checkpoint_was_cut_short(place, tmp_path):
+    with pytest.raises(Interrupted):
+        finetune(settings(place), tmp_path, callbacks=(Press(1),))
+    (tmp_path / "checkpoint-2" / "trainer_state.json").unlink()
+    results = finetune(settings(place), tmp_path)["results"]
+    assert (results["resumed_from_step"], results["steps"]) == (None, 6)
+
+
 def test_evaluation_comes_when_asked_for_and_after_the_last_step(place, tmp_path):
     record = finetune(settings(place, eval_every=4), tmp_path)
     assert [point["step"] for point in record["results"]["curves"]["eval"]] == [4, 6]

@@ -19,14 +19,13 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 from ..config import SketchConfig
 from ..conversion import Configs
 from ..integrations.transformers import SketchCallback
 from ..results import write_record, write_whole
 from .curves import curves, most_kept, noise
-from .folder import LOG, NOISE, RECORD, forget_checkpoints, open_folder, write_settings
+from .folder import LOG, NOISE, RECORD, forget_checkpoints, last_checkpoint, open_folder, step_of, write_settings
 from .loading import check_exclude, encode, load
 from .metrics import evaluate
 from .noise_log import NoiseLog
@@ -114,9 +113,9 @@ class _Run:
         trainer.remove_callback(ProgressCallback)
         if progress:
             trainer.add_callback(Progress())
-        checkpoint = get_last_checkpoint(str(self.out))
+        checkpoint = last_checkpoint(self.out)
         with stop:
-            trainer.train(resume_from_checkpoint=checkpoint)
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         log, state = trainer.state.log_history, trainer.state
         if stop.stopped:
             raise Interrupted(f"stopped after step {state.global_step} of {steps}; the same command continues")
@@ -128,7 +127,7 @@ class _Run:
             "best_score": max(point["score"] for point in learned["eval"]),
             "metrics": {name: learned["eval"][-1][name] for name in task.metrics},
             "steps": state.global_step,
-            "resumed_from_step": None if checkpoint is None else int(checkpoint.rpartition("-")[2]),
+            "resumed_from_step": None if checkpoint is None else step_of(checkpoint),
             "examples": {"train": len(self.train), "eval": len(self.dev), "skipped": self.train.skipped},
             "curves": learned,
             "planned": None if sketch is None else sketch.planned,

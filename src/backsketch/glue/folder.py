@@ -47,7 +47,37 @@ def clear(out: Path) -> None:
     forget_checkpoints(out)
 
 
+def last_checkpoint(out: Path) -> Path | None:
+    """Return the last whole checkpoint, and remove what is left of others, whose saving or removal was cut short."""
+    folders = _checkpoints(out)
+    last = next((folder for folder in reversed(folders) if _is_whole(folder)), None)
+    for folder in folders:
+        if folder != last:
+            shutil.rmtree(folder)
+    return last
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step after which a checkpoint was saved."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Tell whether the file that the Trainer writes last is there, and whole."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def forget_checkpoints(out: Path) -> None:
     """Remove the checkpoints, which only an unfinished run needs."""
-    for folder in out.glob("checkpoint-*"):
+    for folder in _checkpoints(out):
         shutil.rmtree(folder)
+
+
+def _checkpoints(out: Path) -> list[Path]:
+    """List the Trainer's checkpoints by their steps."""
+    named = [path for path in out.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
+    return sorted(named, key=step_of)
