@@ -180,6 +180,39 @@ def test_a_finished_run_is_not_run_again(place, tmp_path):
     assert again["settings"]["seed"] == 5
 
 
+def test_a_mistake_costs_no_run_and_leaves_no_folder(place, tmp_path):
+    record = finetune(settings(place), tmp_path / "out")
+    wrong = settings(place, exclude=("colour*",))
+    with pytest.raises(ValueError, match="matches no linear layer"):
+        finetune(wrong, tmp_path / "out", overwrite=True)
+    assert finetune(settings(place), tmp_path / "out") == record
+    for mistake in (wrong, settings(place, budget="0.0001%")):  # of the second only the first batch can tell
+        with pytest.raises(ValueError, match=r"matches no linear layer|budget must be at least"):
+            finetune(mistake, tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+
+
+def test_checkpoints_of_something_else_are_left_alone(place, tmp_path):
+    (tmp_path / "checkpoint-7").mkdir()
+    with pytest.raises(ValueError, match="has checkpoints of something else"):
+        finetune(settings(place), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-7"]
+
+
+def test_overwriting_removes_only_what_the_run_wrote(place, tmp_path):
+    (tmp_path / "model").mkdir()
+    finetune(settings(place, max_steps=1, save_model=False), tmp_path)
+    finetune(settings(place, max_steps=2, save_model=False), tmp_path, overwrite=True)
+    assert (tmp_path / "model").is_dir()
+
+
+def test_out_must_be_a_directory(place, tmp_path):
+    (tmp_path / "file").write_text("")
+    for overwrite in (False, True):
+        with pytest.raises(ValueError, match="out must be a directory, got the file"):
+            finetune(settings(place), tmp_path / "file", overwrite=overwrite)
+
+
 def copied(place, folder):
     """Return a copy of the data and the model, under the same names elsewhere."""
     return shutil.copytree(place, folder / place.name)

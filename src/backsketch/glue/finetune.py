@@ -25,7 +25,7 @@ from ..conversion import Configs
 from ..integrations.transformers import SketchCallback
 from ..results import write_record, write_whole
 from .curves import curves, most_kept, noise
-from .folder import LOG, NOISE, RECORD, forget_checkpoints, last_checkpoint, open_folder, step_of, write_settings
+from .folder import LOG, MODEL, NOISE, RECORD, begin, finished, forget_checkpoints, last_checkpoint, leave, step_of
 from .loading import check_exclude, encode, load
 from .metrics import evaluate
 from .noise_log import NoiseLog
@@ -57,7 +57,7 @@ def finetune(
     return the record of one that was finished.
 
     Args:
-        overwrite: forget what is in ``out`` and begin again.
+        overwrite: forget what a run left in ``out``, once all is loaded, and begin again.
         progress: show a bar on stderr.
         callbacks: further callbacks for the Trainer.
     """
@@ -65,10 +65,12 @@ def finetune(
 
 
 def prepare(settings: Settings, out: Path, *, overwrite: bool = False) -> Callable[..., dict[str, Any]]:
-    """Read and load all that a run needs, and return what runs it. Every mistake of a user is a ValueError here."""
-    finished = open_folder(settings, out, overwrite)
-    if finished is not None:
-        return lambda **_: finished
+    """Read and load all that a run needs, and return what runs it. Every mistake of a user is a ValueError here.
+
+    Only what is returned changes ``out``.
+    """
+    if (record := finished(settings, out, overwrite)) is not None:
+        return lambda **_: record
     task = settings.the_task
     train, dev = read_task(task, settings.data)
     train, dev = train.subset(settings.train_rows), dev.subset(settings.eval_rows)
@@ -77,7 +79,7 @@ def prepare(settings: Settings, out: Path, *, overwrite: bool = False) -> Callab
     set_seed(settings.seed)
     model, tokenizer = load(settings)
     check_exclude(settings, model)
-    return _Run(settings, out, model, tokenizer, train, dev)
+    return _Run(settings, out, overwrite, model, tokenizer, train, dev)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ class _Run:
 
     settings: Settings
     out: Path
+    overwrite: bool
     model: nn.Module
     tokenizer: Any
     train: Examples
@@ -93,7 +96,8 @@ class _Run:
 
     def __call__(self, *, progress: bool = False, callbacks: tuple[TrainerCallback, ...] = ()) -> dict[str, Any]:
         settings, task = self.settings, self.settings.the_task
-        write_settings(settings, self.out)
+        described, existed = settings.describe(), self.out.exists()
+        begin(described, self.out, self.overwrite)
         steps = settings.max_steps or settings.the_recipe.steps(len(self.train))
         noise_every = max(1, steps // _NOISE_LOGS) if settings.noise_every is None else settings.noise_every
         sketch = None
@@ -114,8 +118,13 @@ class _Run:
         if progress:
             trainer.add_callback(Progress())
         checkpoint = last_checkpoint(self.out)
-        with stop:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        try:
+            with stop:
+                trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        except Exception:
+            if trainer.state.global_step == 0:
+                leave(self.out, existed)
+            raise
         log, state = trainer.state.log_history, trainer.state
         if stop.stopped:
             raise Interrupted(f"stopped after step {state.global_step} of {steps}; the same command continues")
@@ -139,8 +148,8 @@ class _Run:
             },
         }
         if settings.save_model:
-            trainer.save_model(str(self.out / "model"))
-        write_record(self.out / RECORD, settings=settings.describe(), results=results, packages=_PACKAGES)
+            trainer.save_model(str(self.out / MODEL))
+        write_record(self.out / RECORD, settings=described, results=results, packages=_PACKAGES)
         forget_checkpoints(self.out)
         record: dict[str, Any] = json.loads((self.out / RECORD).read_text())
         return record

@@ -10,18 +10,22 @@ from typing import Any
 from ..results import write_whole
 from .settings import Settings
 
-RECORD, SETTINGS, LOG, NOISE = "record.json", "settings.json", "log.json", "noise.jsonl"
+RECORD, SETTINGS, LOG, NOISE, MODEL = "record.json", "settings.json", "log.json", "noise.jsonl", "model"
 
 
-def open_folder(settings: Settings, out: Path, overwrite: bool) -> dict[str, Any] | None:
-    """Make ``out``, and return the record that is in it already, if there is one of these settings."""
+def finished(settings: Settings, out: Path, overwrite: bool) -> dict[str, Any] | None:
+    """Return the record in ``out`` if these settings were run to the end there.
+
+    Another run there is an error, unless it is to be overwritten.
+    """
     if out.exists() and not out.is_dir():
         raise ValueError(f"out must be a directory, got the file {str(out)!r}")
     if overwrite:
-        clear(out)
+        return None
     earlier = out / SETTINGS
     if not earlier.is_file():
-        out.mkdir(parents=True, exist_ok=True)
+        if _checkpoints(out):
+            raise ValueError(f"out {str(out)!r} has checkpoints of something else; give another out or overwrite them")
         return None
     before, now = json.loads(earlier.read_text()), json.loads(json.dumps(settings.describe()))
     if changed := {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}:
@@ -33,18 +37,29 @@ def open_folder(settings: Settings, out: Path, overwrite: bool) -> dict[str, Any
     return record
 
 
-def write_settings(settings: Settings, out: Path) -> None:
-    """Say in ``out`` what is run there."""
-    write_whole(out / SETTINGS, json.dumps(settings.describe(), indent=1) + "\n")
+def begin(described: dict[str, Any], out: Path, overwrite: bool) -> None:
+    """Make ``out`` and say there what is run, after forgetting what was there if that is asked for."""
+    if overwrite:
+        clear(out)
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / SETTINGS, json.dumps(described, indent=1) + "\n")
 
 
 def clear(out: Path) -> None:
-    """Remove what a run wrote to ``out``, and nothing else."""
-    for name in (RECORD, SETTINGS, LOG, NOISE):
-        (out / name).unlink(missing_ok=True)
-    for name in ("tensorboard", "model"):
-        shutil.rmtree(out / name, ignore_errors=True)
+    """Remove what a run wrote to ``out``, and nothing else; last what tells that it was a run."""
     forget_checkpoints(out)
+    shutil.rmtree(out / "tensorboard", ignore_errors=True)
+    if (out / SETTINGS).is_file() and json.loads((out / SETTINGS).read_text())["save_model"]:
+        shutil.rmtree(out / MODEL, ignore_errors=True)
+    for name in (RECORD, LOG, NOISE, SETTINGS):
+        (out / name).unlink(missing_ok=True)
+
+
+def leave(out: Path, existed: bool) -> None:
+    """Remove what a run wrote that did not come to its first step, and its folder if that is its own."""
+    clear(out)
+    if not existed and not any(out.iterdir()):
+        out.rmdir()
 
 
 def last_checkpoint(out: Path) -> Path | None:
