@@ -43,6 +43,13 @@ def test_finetune_says_what_came_out(place, tmp_path, capsys):
     assert (record["settings"]["config"], record["settings"]["recipe"]["batch_size"]) == (None, 4)
 
 
+def test_a_budget_alone_plans_ratios_and_bits(place, tmp_path, capsys):
+    options = ["--task", "cola", "--model", str(place / "model"), "--data", str(place), "--out", str(tmp_path)]
+    assert main(["finetune", *options, "--budget", "40%", "--max-steps", "1", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)["results"]["planned"]
+    assert len({config["bits"] for config in planned.values() if config is not None} - {4}) > 0
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example_on_one_line(command, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
@@ -84,6 +91,11 @@ MISTAKES = [
     (["finetune", "--task", "cola", "--data", ".", "--model", "model", "--exclude", "x*"], "'x*' matches no linear"),
     (["finetune", "--task", "cola", "--data", ".", "--model", "model", "--budget", "0.0001%"], "budget must be at"),
     (["finetune", "--task", "cola", "--data", ".", "--model", "model", "--budget", "much"], "budget must be"),
+    (
+        ["finetune", "--task", "cola", "--budget", "20%", "--ratio", "0.1"],
+        "--budget finds the ratio: it excludes --ratio",
+    ),
+    (["finetune", "--task", "cola", "--budget", "20%", "--dim", "8"], "--budget finds the ratio: it excludes --dim"),
 ]
 
 

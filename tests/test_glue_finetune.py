@@ -272,12 +272,18 @@ def test_fewer_rows_and_no_noise(place, tmp_path):
         ({"max_steps": 0}, "max_steps must be an integer of at least 1, got 0"),
         ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
         ({"config": None, "budget": "10%"}, "budget plans"),
+        ({"budget": "much"}, "budget must be a share"),
         ({"config": None, "noise_layers": ("*",)}, "noise_layers needs"),
     ],
 )
 def test_wrong_settings_are_named(change, message):
     with pytest.raises(ValueError, match=message):
         Settings(**{"task": "cola", **change})
+
+
+def test_with_a_budget_bits_are_fixed_only_by_a_config():
+    assert Settings(task="cola", budget="20%").config == SketchConfig()
+    assert Settings(task="cola", budget="20%", config=SketchConfig(bits=8)).config.bits == 8
 
 
 def test_data_is_read_before_a_model_is_loaded(tmp_path):

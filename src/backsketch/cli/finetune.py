@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from ..config import SketchConfig
-from .options import SKETCH, Bits, Block, Center, Dim, Kind, Ratio, given_fields, parse_budget
+from .options import SKETCH, Bits, Block, Center, Dim, Kind, Ratio, check_budget, given_fields, parse_budget
 from .problems import STOPPED, Problem, need, users_mistakes
 
 RECIPE, RUN = "Recipe (by default the paper's for the task)", "The run"
@@ -78,6 +78,7 @@ def finetune(
             f"--{name}" for name in [*given, *(["budget"] if budget else []), *(["exclude"] * bool(exclude))]
         )
         raise Problem(f"--exact keeps everything: it excludes {clash}")
+    check_budget(budget, given)
     from ..glue.recipe import recipe_for
     from ..glue.settings import Settings
     from ..glue.tasks import find_task

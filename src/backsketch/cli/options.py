@@ -36,6 +36,12 @@ def given_fields(
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def check_budget(budget: str | None, given: dict[str, Any]) -> None:
+    """Raise a Problem where a budget is given together with what it decides."""
+    if budget is not None and (clash := [f"--{name}" for name in ("ratio", "dim") if name in given]):
+        raise Problem(f"--budget finds the ratio: it excludes {', '.join(clash)}")
+
+
 def parse_budget(text: str | None) -> str | float | int | None:
     """Return a number of bytes or a share as a number, and a percentage as it is."""
     if text is None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import SketchConfig
+from ..plan import as_budget
 from .identity import data_digest, model_digest
 from .recipe import Recipe, recipe_for
 from .tasks import Task, find_task
@@ -29,7 +30,7 @@ class Settings:
         model: a name on the hub, or a directory.
         data: a directory in GLUE's layout; None reads from the hub.
         config: what the layers keep; None trains exactly.
-        budget: as ``plan`` takes it; each layer's size is then planned for it.
+        budget: as ``plan`` takes it; each layer's ratio, and its bits unless ``config`` names some, are planned for it.
         exclude: globs over the names of layers left exact. None stands for the heads, which read one row a sentence:
             they keep next to nothing, and the noise of a sketch of so few rows is large.
         ignore_mask: sketch padded rows like all others, as the paper does; by default they are left out.
@@ -68,6 +69,10 @@ class Settings:
             object.__setattr__(self, "recipe", recipe_for(task))
         if self.budget is not None and self.config is None:
             raise ValueError("budget plans what layers keep, and config=None keeps everything: give one of them")
+        if self.budget is not None:
+            as_budget(self.budget)
+            if self.config == SketchConfig.recommended():  # the default: its 4 bits are no wish of the user
+                object.__setattr__(self, "config", SketchConfig())
         if self.noise_layers and (self.config is None or self.noise_every == 0):
             raise ValueError("noise_layers needs sketched layers and their monitor: no config=None, no noise_every=0")
         if self.ignore_mask and self.config is None:
@@ -113,8 +118,8 @@ class Settings:
     def slug(self) -> str:
         """Return a name for the directory of the run: what it is, and a digest of all settings."""
         what = "exact" if self.config is None else str(self.config)
-        if self.budget is not None:
-            what += f" budget {self.budget}"
+        if self.budget is not None and self.config is not None:
+            what = f"{self.config.kind} budget {self.budget}"
         digest = sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()[:8]
         words = f"{self.task} {_name(Path(self.model))} {what} seed {self.seed} {digest}".lower()
         return re.sub("[^a-z0-9.]+", "-", words)
