@@ -50,6 +50,16 @@ def test_quotes_are_letters_like_any_other(tmp_path):
     assert examples.labels == [1, 0]
 
 
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_a_byte_order_mark_belongs_to_no_column(task, tmp_path):
+    write_task(tmp_path, task)
+    plain = read_task(task, tmp_path)
+    for name in (task.train, task.dev):
+        path = tmp_path / task.folder / name
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_task(task, tmp_path) == plain
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"RTE: no file .*RTE.train.tsv and no file .*RTE.dev.tsv"):
         read_task(find_task("rte"), tmp_path)

@@ -52,7 +52,7 @@ def read_file(task: Task, path: Path) -> Examples:
     """Return the examples of one tab-separated file of a task."""
     texts, labels, skipped = [], [], 0
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
             width, text_at, label_at = _columns(task, path, rows)
             for row in rows:
