@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoModelForSequenceClassification, TrainerCallback
 
 from backsketch import SketchConfig
+from backsketch.glue import finetune as tuning
+from backsketch.glue import watch
 from backsketch.glue.finetune import Interrupted, finetune
 from backsketch.glue.recipe import recipe_for
 from backsketch.glue.settings import Settings
@@ -152,6 +155,38 @@ def test_a_checkpoint_that_was_cut_short_is_passed_over(state, place, tmp_path):
         (cut / "trainer_state.json").write_text(state)
     results = finetune(settings(place), tmp_path)["results"]
     assert (results["resumed_from_step"], results["steps"]) == (2, 6)
+
+
+class Slow(TrainerCallback):
+    """Make each step take a time that is known, by a clock that only this turns."""
+
+    def __init__(self, monkeypatch, seconds):
+        self.now, self.seconds = 0.0, seconds
+        monkeypatch.setattr(watch, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        self.now += self.seconds[state.global_step]
+
+
+def test_throughput_counts_the_steps_before_a_stop(place, tmp_path, monkeypatch):
+    chosen = settings(place, noise_every=0)
+    slow = Slow(monkeypatch, [100.0, 2.0, 3.0, 100.0, 5.0, 6.0])  # the first of each process warms up
+    with pytest.raises(Interrupted):
+        finetune(chosen, tmp_path, callbacks=(Press(2), slow))
+    results = finetune(chosen, tmp_path, callbacks=(slow,))["results"]
+    assert results["resumed_from_step"] == 3
+    assert results["throughput"] == {"step_seconds": 4.0, "samples_per_second": 2.0}
+
+
+def test_throughput_of_a_run_that_had_only_its_record_to_write(place, tmp_path, monkeypatch):
+    slow = Slow(monkeypatch, [100.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+    chosen = settings(place, noise_every=0)
+    with monkeypatch.context() as broken:
+        broken.setattr(tuning, "write_record", None)
+        with pytest.raises(TypeError):
+            finetune(chosen, tmp_path, callbacks=(slow,))
+    results = finetune(chosen, tmp_path)["results"]
+    assert (results["resumed_from_step"], results["throughput"]["step_seconds"]) == (6, 2.0)
 
 
 def test_a_run_begins_again_where_its_only_checkpoint_was_cut_short(place, tmp_path):
