@@ -53,7 +53,8 @@ def memory(cell: Cell, places: Places) -> None:
     examples = read_file(task, places.data / task.folder / (file or task.train))
     encoded = encode(examples, model, tokenizer, settings.the_recipe.max_length)
     batch = largest_batch(encoded, tokenizer, settings.the_recipe.batch_size)
-    measured = step_memory(model, batch, settings.config, lambda name, module: not settings.excluded(name))
+    where = lambda name, module: not settings.excluded(name)  # noqa: E731
+    measured = step_memory(model, batch, settings.config, where, ignore_mask=settings.ignore_mask)
     _write(cell, places, make_record(settings=settings.describe(), results=measured, packages=PACKAGES))
 
 

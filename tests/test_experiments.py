@@ -11,7 +11,7 @@ import torch
 from cells import config_of, settings_of
 from checks import check
 from grid import Cell, read_grid
-from measures import MEASURES
+from measures import MEASURES, Places
 from torch import nn
 
 from backsketch import SketchConfig
@@ -106,6 +106,26 @@ def test_committed_grids_say_what_can_run(path):
         ways = cell.values["ways"].values() if cell.measure == "throughput" else [cell.values]
         for way in ways:
             config_of(way)
+
+
+def test_the_papers_gaussian_sketches_padded_rows_in_every_grid_with_padding():
+    cells = [cell for path in (EXPERIMENTS / "grids").glob("*.toml") for cell in read_grid(path)]
+    padded = [
+        cell for cell in cells if cell.measure in ("finetune", "memory") and cell.values.get("kind") == "gaussian"
+    ]
+    assert padded
+    assert all(cell.values.get("ignore_mask") for cell in padded)
+
+
+def test_memory_is_measured_as_the_cell_says(place):
+    def kept(**values):
+        cell = Cell(
+            "grid", values, "memory", {"task": "CoLA", "model": "model", "batch_size": 8, "ratio": 0.5, **values}
+        )
+        MEASURES["memory"](cell, Places(place, place, place / "work", place / "memory.json"))
+        return json.loads((place / "memory.json").read_text())["results"]["kept_bytes"]
+
+    assert kept(ignore_mask=True) < kept()
 
 
 def run(place, *arguments, grid="tiny"):

@@ -357,6 +357,14 @@ def test_padded_rows_are_sketched_only_when_asked_for(place, tmp_path, ignored):
     assert hooks.count == (0 if ignored else 1)
 
 
+def test_memory_is_measured_with_the_mask_or_without_it_as_trained(place, tmp_path):
+    def kept(ignored):
+        chosen = settings(place, max_steps=1, noise_every=0, save_model=False, ignore_mask=ignored)
+        return finetune(chosen, tmp_path / str(ignored))["results"]["memory"]["kept_bytes"]
+
+    assert kept(ignored=True) < kept(ignored=False)  # beside a sketch of some rows, which ones they are
+
+
 def test_ignoring_the_mask_needs_a_sketch(place):
     with pytest.raises(ValueError, match="ignore_mask"):
         settings(place, config=None, ignore_mask=True)

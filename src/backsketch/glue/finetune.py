@@ -200,7 +200,8 @@ class _Run:
         """Measure a step on the longest examples: the batch at which a run peaks."""
         batch = largest_batch(self._encoded(self.train), self.tokenizer, self.settings.the_recipe.batch_size)
         configs = None if sketch is None else _configs(sketch)
-        return step_memory(self.model, batch, configs, lambda name, module: not self.settings.excluded(name))
+        where = lambda name, module: not self.settings.excluded(name)  # noqa: E731
+        return step_memory(self.model, batch, configs, where, ignore_mask=self.settings.ignore_mask)
 
 
 def _configs(sketch: SketchCallback) -> Configs | None:

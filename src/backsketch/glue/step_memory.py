@@ -12,6 +12,7 @@ from transformers import DataCollatorWithPadding
 
 from ..conversion import Configs, Where, sketch_
 from ..integrations.peak import PeakKept
+from ..padding import ignore_attention_mask
 from ..peak import peak_memory
 
 
@@ -21,7 +22,9 @@ def largest_batch(encoded: list[dict[str, Any]], tokenizer: Any, size: int) -> d
     return dict(DataCollatorWithPadding(tokenizer)(longest))
 
 
-def step_memory(model: nn.Module, batch: dict[str, Any], configs: Configs | None, where: Where) -> dict[str, Any]:
+def step_memory(
+    model: nn.Module, batch: dict[str, Any], configs: Configs | None, where: Where, *, ignore_mask: bool = False
+) -> dict[str, Any]:
     """Return the bytes kept for backward and the peak of a step of AdamW, with the optimizer's states in place.
 
     The step is made on a copy, and random numbers are put back: the model and its run do not notice.
@@ -29,6 +32,7 @@ def step_memory(model: nn.Module, batch: dict[str, Any], configs: Configs | None
     Args:
         batch: as the model takes it, labels included.
         configs: as ``sketch_`` takes it; None leaves all layers exact.
+        ignore_mask: sketch padded rows like all others.
     """
     device = next(model.parameters()).device
     batch = {name: value.to(device) for name, value in batch.items()}
@@ -37,6 +41,8 @@ def step_memory(model: nn.Module, batch: dict[str, Any], configs: Configs | None
         warnings.simplefilter("ignore")  # that nothing is converted was said when training began
         if configs is not None:
             sketch_(model, configs, where)
+            if ignore_mask:
+                ignore_attention_mask(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9, fused=True)  # as the Trainer's
         with PeakKept(model) as kept:
             model(**batch).loss.backward()
