@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 def main(
     grids: Annotated[list[Path], typer.Argument(help="TOML files.")],
     weights: Annotated[Path, typer.Option(help="Directory with a directory for each model.")],
-    data: Annotated[Path, typer.Option(help="Directory in GLUE's file layout.")],
+    data: Annotated[Path, typer.Option(help="Directory of GLUE's files (DIR/CoLA/train.tsv, ...).")],
     only: Annotated[list[str] | None, typer.Option(help="Globs over the names of cells.")] = None,
     records: Annotated[Path, typer.Option(help="Where records go.")] = HERE / "records",
     work: Annotated[Path, typer.Option(help="Where unfinished runs live.")] = Path("runs/experiments"),

@@ -132,3 +132,12 @@ def test_the_status_of_an_artefact_is_true(artefact):
     count, cells = len(artefact.records()), len(artefact.cells())
     said = re.search(r"(\d+) of (\d+) cells", line)
     assert (int(said[1]), int(said[2])) == (count, cells) if said else count == 0
+
+
+@pytest.mark.parametrize(
+    "page", [HERE / "README.md", HERE.parent / "docs" / "reproducing.md"], ids=lambda page: page.name
+)
+@pytest.mark.parametrize("artefact", ARTEFACTS.values(), ids=ARTEFACTS)
+def test_pages_name_the_grids_of_an_artefact(artefact, page):
+    (line,) = [line for line in page.read_text().splitlines() if f"render.py {artefact.name}`" in line]
+    assert line.split("|")[2].strip() == ", ".join(f"`{grid}`" for grid in artefact.grids)

@@ -21,7 +21,9 @@ def finetune(
         str, Option(help="CoLA, MNLI (-matched, -mismatched), MRPC, QNLI, QQP, RTE, SST-2, STS-B or WNLI.")
     ],
     model: Annotated[str, Option(help="A name on the hub, or a directory.")] = "roberta-base",
-    data: Annotated[Path | None, Option(help="A directory in GLUE's file layout. By default from the hub.")] = None,
+    data: Annotated[
+        Path | None, Option(help="Directory of GLUE's files (DIR/CoLA/train.tsv, ...). By default from the hub.")
+    ] = None,
     kind: Kind = None,
     ratio: Ratio = None,
     dim: Dim = None,
