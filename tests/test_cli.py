@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from backsketch import SKETCHES, SketchConfig
 from backsketch.cli import main
 from backsketch.glue.tasks import find_task
 from commands import call, check_mistake, python
@@ -62,6 +63,17 @@ def test_help_has_an_example_on_one_line(command, monkeypatch, capsys):
     assert max(map(len, shown.splitlines())) <= 80
 
 
+def test_the_help_of_finetune_tells_kinds_and_defaults(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["finetune", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert ", ".join(SKETCHES) in shown
+    assert "rows in 4 bits, about a tenth of the bytes" in shown
+    assert "0 is off. By default about 50 times a run" in shown
+    assert "DIR/CoLA/train.tsv" in shown
+    assert SketchConfig.recommended().bits == 4
+
+
 def test_help_lists_the_commands(capsys):
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
@@ -84,6 +96,9 @@ MISTAKES = [
     (["finetune", "--task", "cola", "--kind", "colour"], "kind must be one of"),
     (["finetune", "--task", "cola", "--bits", "3"], "bits must be"),
     (["finetune", "--task", "cola", "--exact", "--bits", "4"], "--exact keeps everything: it excludes --bits"),
+    (["finetune", "--task", "cola", "--exact", "--ignore-mask"], "it excludes --ignore-mask"),
+    (["finetune", "--task", "cola", "--exact", "--noise-layer", "*"], "it excludes --noise-layer"),
+    (["finetune", "--task", "cola", "--noise-every", "0", "--noise-layer", "*"], "--noise-layer records what --noise-"),
     (["finetune", "--task", "cola", "--epochs", "0"], "epochs must be a positive integer, got 0"),
     (["finetune", "--task", "cola", "--data", "nowhere"], "data must be a directory, got 'nowhere'"),
     (["finetune", "--task", "cola", "--model", "./nowhere"], "model must be"),
