@@ -97,7 +97,24 @@ def test_a_record_has_all_that_a_run_is_known_by(place, tmp_path):
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_every_task_trains(task, place, tmp_path):
     record = finetune(settings(place, task.name, max_steps=1, save_model=False), tmp_path)
-    assert set(record["results"]["metrics"]) == set(task.metrics)
+    assert set(record["results"]["metrics"]) == set(task.all_metrics)
+
+
+def test_one_run_of_mnli_is_evaluated_on_both_its_files(place, tmp_path):
+    options = {"max_steps": 2, "noise_every": 0}
+    both, matched, mismatched = (
+        finetune(settings(place, task, **options), tmp_path / task)["results"] for task in ("mnli", "mnli-m", "mnli-mm")
+    )
+    other = shutil.copytree(place, tmp_path / "other")
+    path = other / "MNLI" / "dev_mismatched.tsv"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:4]))
+    fewer = finetune(settings(other, "mnli", **options), tmp_path / "fewer")["results"]
+    assert both["metrics"]["accuracy"] == fewer["metrics"]["accuracy"] == matched["metrics"]["accuracy"]
+    assert both["metrics"]["accuracy_mismatched"] == mismatched["metrics"]["accuracy"]
+    assert (both["examples"]["eval"], fewer["examples"]["eval"]) == (24, 15)
+    for results in (both, fewer):
+        assert results["score"] == pytest.approx(sum(results["metrics"].values()) / 2)
+        assert results["curves"]["eval"][-1]["accuracy_mismatched"] == results["metrics"]["accuracy_mismatched"]
 
 
 def test_an_easy_task_is_learned(place, tmp_path):

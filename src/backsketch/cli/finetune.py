@@ -18,7 +18,11 @@ RECIPE, RUN = "Recipe (by default the paper's for the task)", "The run"
 
 def finetune(
     task: Annotated[
-        str, Option(help="CoLA, MNLI (-matched, -mismatched), MRPC, QNLI, QQP, RTE, SST-2, STS-B or WNLI.")
+        str,
+        Option(
+            help="CoLA, MNLI, MRPC, QNLI, QQP, RTE, SST-2, STS-B or WNLI. MNLI is evaluated on both its files, "
+            "MNLI-matched and MNLI-mismatched on one."
+        ),
     ],
     model: Annotated[str, Option(help="A name on the hub, or a directory.")] = "roberta-base",
     data: Annotated[

@@ -72,14 +72,14 @@ def prepare(settings: Settings, out: Path, *, overwrite: bool = False) -> Callab
     if (record := finished(settings, out, overwrite)) is not None:
         return lambda **_: record
     task = settings.the_task
-    train, dev = read_task(task, settings.data)
-    train, dev = train.subset(settings.train_rows), dev.subset(settings.eval_rows)
+    train, *devs = read_task(task, settings.data)
+    train, devs = train.subset(settings.train_rows), [dev.subset(settings.eval_rows) for dev in devs]
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     set_seed(settings.seed)
     model, tokenizer = load(settings)
     check_exclude(settings, model)
-    return _Run(settings, out, overwrite, model, tokenizer, train, dev)
+    return _Run(settings, out, overwrite, model, tokenizer, train, devs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class _Run:
     model: nn.Module
     tokenizer: Any
     train: Examples
-    dev: Examples
+    devs: list[Examples]
 
     def __call__(self, *, progress: bool = False, callbacks: tuple[TrainerCallback, ...] = ()) -> dict[str, Any]:
         settings, task = self.settings, self.settings.the_task
@@ -134,10 +134,10 @@ class _Run:
         results = {
             "score": learned["eval"][-1]["score"],
             "best_score": max(point["score"] for point in learned["eval"]),
-            "metrics": {name: learned["eval"][-1][name] for name in task.metrics},
+            "metrics": {name: learned["eval"][-1][name] for name in task.all_metrics},
             "steps": state.global_step,
             "resumed_from_step": None if checkpoint is None else step_of(checkpoint),
-            "examples": {"train": len(self.train), "eval": len(self.dev), "skipped": self.train.skipped},
+            "examples": {"train": len(self.train), "eval": sum(map(len, self.devs)), "skipped": self.train.skipped},
             "curves": learned,
             "planned": None if sketch is None else sketch.planned,
             "noise": {**noise(log), "records": [] if noise_log is None else noise_log.records()},
@@ -155,7 +155,7 @@ class _Run:
         return record
 
     def _trainer(self, steps: int, callbacks: list[TrainerCallback]) -> Trainer:
-        recipe, task = self.settings.the_recipe, self.settings.the_task
+        recipe, task, sizes = self.settings.the_recipe, self.settings.the_task, [len(dev) for dev in self.devs]
         arguments = TrainingArguments(
             output_dir=str(self.out),
             per_device_train_batch_size=recipe.batch_size,
@@ -188,8 +188,8 @@ class _Run:
             arguments,
             data_collator=DataCollatorWithPadding(self.tokenizer),
             train_dataset=self._encoded(self.train),
-            eval_dataset=self._encoded(self.dev),
-            compute_metrics=lambda outcome: evaluate(task, _logits(outcome.predictions), outcome.label_ids),
+            eval_dataset=[example for dev in self.devs for example in self._encoded(dev)],
+            compute_metrics=lambda outcome: evaluate(task, _logits(outcome.predictions), outcome.label_ids, sizes),
             callbacks=callbacks,
         )
 

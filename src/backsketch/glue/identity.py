@@ -19,7 +19,7 @@ def model_digest(folder: Path) -> str:
 
 def data_digest(task: Task, folder: Path) -> str:
     """Return a digest of a task's files, as far as they are there."""
-    return _digest(folder / task.folder / name for name in (task.train, task.dev))
+    return _digest(folder / task.folder / name for name in (task.train, *task.dev))
 
 
 def _digest(paths: Iterable[Path]) -> str:

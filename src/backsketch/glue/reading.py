@@ -35,17 +35,16 @@ class Examples:
         return Examples([self.texts[i] for i in chosen], [self.labels[i] for i in chosen], self.skipped)
 
 
-def read_task(task: Task, data: Path | None) -> tuple[Examples, Examples]:
-    """Return the training and development examples of a task, from GLUE's files in ``data`` or from the hub."""
+def read_task(task: Task, data: Path | None) -> list[Examples]:
+    """Return the examples of training and of each development file, from GLUE's files in ``data`` or from the hub."""
     if data is None:
-        return _from_hub(task, "train"), _from_hub(task, task.hub_dev)
-    train, dev = task_files(task, data)
-    return read_file(task, train), read_file(task, dev)
+        return [_from_hub(task, split) for split in ("train", *task.hub_dev)]
+    return [read_file(task, path) for path in task_files(task, data)]
 
 
 def task_files(task: Task, data: Path, names: Sequence[str] | None = None) -> list[Path]:
     """Return a task's files in ``data``, by default those of training and development; one that is missing is named."""
-    paths = [data / task.folder / name for name in names or (task.train, task.dev)]
+    paths = [data / task.folder / name for name in names or (task.train, *task.dev)]
     if missing := [str(path) for path in paths if not path.is_file()]:
         raise ValueError(
             f"{task.name}: no file {' and no file '.join(missing)}; data must be a directory of GLUE files"

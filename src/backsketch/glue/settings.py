@@ -36,7 +36,7 @@ class Settings:
         ignore_mask: sketch padded rows like all others, as the paper does; by default they are left out.
         recipe: by default the paper's for the task.
         max_steps: stop after so many steps; the schedule of the learning rate is then that of a run so long.
-        train_rows, eval_rows: a fixed choice of so many examples.
+        train_rows, eval_rows: a fixed choice of so many examples of the training and of each development file.
         eval_every: evaluate after each so-many-th step and the last; None after each epoch.
         noise_every: monitor the noise of each so-many-th step; None about fifty times a run, 0 never.
         noise_layers: globs over the names of layers whose noise is logged in all its components.
