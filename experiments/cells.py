@@ -33,6 +33,8 @@ def settings_of(values: Mapping[str, Any], weights: Path, data: Path) -> Setting
     known = {*_CONFIG, *_RECIPE, *_SETTINGS, "exact", "recommended"}
     if unknown := sorted(values.keys() - known):
         raise ValueError(f"a cell of a fine-tuning cannot have {', '.join(unknown)}")
+    if missing := [name for name in ("task", "model") if name not in values]:
+        raise ValueError(f"a cell of a fine-tuning must have {' and '.join(missing)}")
     recipe = {name: values[name] for name in _RECIPE if name in values}
     rest = {name: values[name] for name in _SETTINGS if name in values and name not in ("model", "task")}
     if "noise_layers" in rest:

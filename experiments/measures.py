@@ -15,6 +15,7 @@ import torch
 from cells import config_of, settings_of
 from grid import Cell
 
+from backsketch import ignore_attention_mask
 from backsketch.glue import finetune as tuning
 from backsketch.glue.loading import encode, load
 from backsketch.glue.reading import read_file
@@ -53,6 +54,7 @@ def memory(cell: Cell, places: Places) -> None:
     examples = read_file(task, places.data / task.folder / (file or task.train))
     encoded = encode(examples, model, tokenizer, settings.the_recipe.max_length)
     batch = largest_batch(encoded, tokenizer, settings.the_recipe.batch_size)
+    ignore_attention_mask(model, settings.ignore_mask)
     measured = step_memory(model, batch, settings.config, lambda name, module: not settings.excluded(name))
     _write(cell, places, make_record(settings=settings.describe(), results=measured, packages=PACKAGES))
 

@@ -41,7 +41,7 @@ def write(artefact: Artefact, records: Path, out: Path) -> list[Path]:
     head = f"# {artefact.title}\n\n"
     count, cells = len(found), len(artefact.cells())
     if count < cells:
-        head += f"**{count} of {cells} cells have run; the others are marked –.**\n\n"
+        head += f"**{count} of {cells} cells have run; the others are missing here.**\n\n"
     if figure is not None:
         figure.savefig(picture, dpi=150)
         head += f"![{artefact.title}]({picture.name})\n\n"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from checks import check
 from grid import Cell, read_grid
 from measures import MEASURES, Places
 from rich.console import Console
@@ -27,7 +28,7 @@ HERE = Path(__file__).parent
 def main(
     grids: Annotated[list[Path], typer.Argument(help="TOML files.")],
     weights: Annotated[Path, typer.Option(help="Directory with a directory for each model.")],
-    data: Annotated[Path, typer.Option(help="Directory in GLUE's file layout.")],
+    data: Annotated[Path, typer.Option(help="Directory of GLUE's files (DIR/CoLA/train.tsv, ...).")],
     only: Annotated[list[str] | None, typer.Option(help="Globs over the names of cells.")] = None,
     records: Annotated[Path, typer.Option(help="Where records go.")] = HERE / "records",
     work: Annotated[Path, typer.Option(help="Where unfinished runs live.")] = Path("runs/experiments"),
@@ -38,6 +39,8 @@ def main(
     cells = chosen_cells(grids, only)
     missing = [cell for cell in cells if not (records / f"{cell.name}.json").is_file()]
     say(f"{len(cells)} cells, {len(missing)} without a record")
+    if not list_only:
+        check_cells(missing, weights, data)
     for number, cell in enumerate(missing, 1):
         say(f"[bold]{number}/{len(missing)}[/bold] {cell.name}")
         if list_only or (records / f"{cell.name}.json").is_file():  # written meanwhile by another process
@@ -50,7 +53,7 @@ def main(
 
 
 def chosen_cells(grids: list[Path], only: list[str] | None) -> list[Cell]:
-    """Return the cells of all grids whose names match; a mistake in a grid is found before anything runs."""
+    """Return the cells of all grids whose names match."""
     try:
         cells = [cell for path in grids for cell in read_grid(path)]
     except ValueError as error:
@@ -61,6 +64,18 @@ def chosen_cells(grids: list[Path], only: list[str] | None) -> list[Cell]:
     if not chosen:
         raise typer.BadParameter(f"only matches none of {len(cells)} cells; one of them is {cells[0].name}")
     return chosen
+
+
+def check_cells(cells: list[Cell], weights: Path, data: Path) -> None:
+    """Find a mistake in any cell, and what it would miss, before anything runs."""
+    for name, folder in (("weights", weights), ("data", data)):
+        if not folder.is_dir():
+            raise typer.BadParameter(f"{name} must be a directory, got {str(folder)!r}")
+    try:
+        for cell in cells:
+            check(cell, weights, data)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 if __name__ == "__main__":

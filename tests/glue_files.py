@@ -18,11 +18,11 @@ HEADERS = {
 
 
 def write_task(root, task, rows=24, dev_rows=12):
-    """Write the training and development file of a task and return the rows written, as lists of columns."""
+    """Write the training and development files of a task and return the rows written, as lists of columns."""
     folder = root / task.folder
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, count in ((task.train, rows), (task.dev, dev_rows)):
+    for name, count in ((task.train, rows), *((dev, dev_rows) for dev in task.dev)):
         lines = [make_row(task, index) for index in range(count)]
         header = [HEADERS[task.folder]] if task.columns is None else []
         (folder / name).write_text("".join("\t".join(line) + "\n" for line in header + lines), encoding="utf-8")

@@ -85,6 +85,64 @@ def test_what_has_not_run_is_marked(tmp_path):
     assert "The comparison at a tenth of the bytes is not complete." in text
 
 
+@pytest.mark.parametrize("chance", range(3))
+@pytest.mark.parametrize("artefact", ARTEFACTS.values(), ids=ARTEFACTS)
+def test_what_is_missing_does_not_move_what_is_there(artefact, chance, tmp_path):
+    cells = artefact.cells()
+    chosen = {cell.name for cell in random.Random(chance).sample(cells, max(1, len(cells) // 2))}
+    write_records(artefact, tmp_path, lambda cell: cell.name in chosen)
+    (page, *_) = write(artefact, tmp_path, tmp_path / "out")
+    text = page.read_text()
+    if len(chosen) < len(cells):
+        assert f"**{len(chosen)} of {len(cells)} cells have run; the others are missing here.**" in text
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        assert len({line.count("|") for line in block.splitlines()}) == 1, block
+
+
+def test_nothing_is_saved_beside_a_peak_that_is_missing(tmp_path):
+    write_records(ARTEFACTS["peaks"], tmp_path, lambda cell: cell.labels["way"] != "exact")
+    (page,) = write(ARTEFACTS["peaks"], tmp_path, tmp_path / "out")
+    saved = page.read_text().split("Saved of the peak")[1]
+    assert "– |" in saved
+    assert "%" not in saved.split("The paper's own")[0].split("---")[-1]
+
+
+def lines_of(artefact, folder):
+    """Return how the lines of a figure from all records are drawn, by their labels."""
+    write_records(artefact, folder)
+    _, figure = artefact.render(artefact.records(folder))
+    handles, labels = figure.axes[-1].get_legend_handles_labels()
+    return dict(zip(labels, handles, strict=True)), figure
+
+
+@pytest.mark.parametrize("name", ["curves", "batches"])
+def test_no_two_lines_look_alike(name, tmp_path):
+    lines, _ = lines_of(ARTEFACTS[name], tmp_path)
+    looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines.values()]
+    assert len(set(looks)) == len(lines) > 4
+    gaussian = [line for label, line in lines.items() if "Gaussian" in label]
+    assert len({line.get_linestyle() for line in gaussian}) == len(gaussian)
+
+
+@pytest.mark.parametrize("name", ["curves", "batches", "glue", "throughput"])
+def test_the_legend_lies_beside_the_panels_in_order(name, tmp_path):
+    _, figure = lines_of(ARTEFACTS[name], tmp_path)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert not any(legend.get_window_extent().overlaps(axes.get_tightbbox()) for axes in figure.axes)
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert labels[0] == ("exact" if name != "throughput" else "the paper's Gaussian")
+    ratios = [float(label.split()[-1]) for label in labels if "ρ" in label and "Gaussian" in label]
+    assert ratios == sorted(ratios, reverse=True)
+
+
+def test_points_of_one_share_stand_side_by_side(tmp_path):
+    lines, _ = lines_of(ARTEFACTS["glue"], tmp_path)
+    least = [bar.lines[0].get_xdata()[0] for label, bar in lines.items() if label != "exact"]
+    assert len(set(least)) == len(least) == 3
+    assert all(0.85 < share / 0.1 <= 1.0 for share in least)
+
+
 def test_the_mean_of_a_seed_needs_all_its_tasks():
     records = [
         {"grid": "glue", "cell": {"task": task, "way": "exact", "seed": seed}, "results": {"score": score}}
@@ -132,3 +190,12 @@ def test_the_status_of_an_artefact_is_true(artefact):
     count, cells = len(artefact.records()), len(artefact.cells())
     said = re.search(r"(\d+) of (\d+) cells", line)
     assert (int(said[1]), int(said[2])) == (count, cells) if said else count == 0
+
+
+@pytest.mark.parametrize(
+    "page", [HERE / "README.md", HERE.parent / "docs" / "reproducing.md"], ids=lambda page: page.name
+)
+@pytest.mark.parametrize("artefact", ARTEFACTS.values(), ids=ARTEFACTS)
+def test_pages_name_the_grids_of_an_artefact(artefact, page):
+    (line,) = [line for line in page.read_text().splitlines() if f"render.py {artefact.name}`" in line]
+    assert line.split("|")[2].strip() == ", ".join(f"`{grid}`" for grid in artefact.grids)

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from backsketch import SKETCHES, SketchConfig
 from backsketch.cli import main
 from backsketch.glue.tasks import find_task
 from commands import call, check_mistake, python
@@ -43,6 +44,13 @@ def test_finetune_says_what_came_out(place, tmp_path, capsys):
     assert (record["settings"]["config"], record["settings"]["recipe"]["batch_size"]) == (None, 4)
 
 
+def test_a_budget_alone_plans_ratios_and_bits(place, tmp_path, capsys):
+    options = ["--task", "cola", "--model", str(place / "model"), "--data", str(place), "--out", str(tmp_path)]
+    assert main(["finetune", *options, "--budget", "40%", "--max-steps", "1", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)["results"]["planned"]
+    assert len({config["bits"] for config in planned.values() if config is not None} - {4}) > 0
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example_on_one_line(command, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
@@ -53,6 +61,17 @@ def test_help_has_an_example_on_one_line(command, monkeypatch, capsys):
     place = shown.splitlines().index(next(line for line in shown.splitlines() if "Example: backsketch" in line))
     assert not shown.splitlines()[place + 1].strip()
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_the_help_of_finetune_tells_kinds_and_defaults(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["finetune", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert ", ".join(SKETCHES) in shown
+    assert "rows in 4 bits, about a tenth of the bytes" in shown
+    assert "0 is off. By default about 50 times a run" in shown
+    assert "DIR/CoLA/train.tsv" in shown
+    assert SketchConfig.recommended().bits == 4
 
 
 def test_help_lists_the_commands(capsys):
@@ -77,6 +96,9 @@ MISTAKES = [
     (["finetune", "--task", "cola", "--kind", "colour"], "kind must be one of"),
     (["finetune", "--task", "cola", "--bits", "3"], "bits must be"),
     (["finetune", "--task", "cola", "--exact", "--bits", "4"], "--exact keeps everything: it excludes --bits"),
+    (["finetune", "--task", "cola", "--exact", "--ignore-mask"], "it excludes --ignore-mask"),
+    (["finetune", "--task", "cola", "--exact", "--noise-layer", "*"], "it excludes --noise-layer"),
+    (["finetune", "--task", "cola", "--noise-every", "0", "--noise-layer", "*"], "--noise-layer records what --noise-"),
     (["finetune", "--task", "cola", "--epochs", "0"], "epochs must be a positive integer, got 0"),
     (["finetune", "--task", "cola", "--data", "nowhere"], "data must be a directory, got 'nowhere'"),
     (["finetune", "--task", "cola", "--model", "./nowhere"], "model must be"),
@@ -84,6 +106,11 @@ MISTAKES = [
     (["finetune", "--task", "cola", "--data", ".", "--model", "model", "--exclude", "x*"], "'x*' matches no linear"),
     (["finetune", "--task", "cola", "--data", ".", "--model", "model", "--budget", "0.0001%"], "budget must be at"),
     (["finetune", "--task", "cola", "--data", ".", "--model", "model", "--budget", "much"], "budget must be"),
+    (
+        ["finetune", "--task", "cola", "--budget", "20%", "--ratio", "0.1"],
+        "--budget finds the ratio: it excludes --ratio",
+    ),
+    (["finetune", "--task", "cola", "--budget", "20%", "--dim", "8"], "--budget finds the ratio: it excludes --dim"),
 ]
 
 

@@ -9,8 +9,9 @@ import complexity
 import pytest
 import torch
 from cells import config_of, settings_of
-from grid import read_grid
-from measures import MEASURES
+from checks import check
+from grid import Cell, read_grid
+from measures import MEASURES, Places
 from torch import nn
 
 from backsketch import SketchConfig
@@ -107,10 +108,35 @@ def test_committed_grids_say_what_can_run(path):
             config_of(way)
 
 
-def run(place, *arguments):
-    command = [sys.executable, str(EXPERIMENTS / "run.py"), str(place / "tiny.toml"), "--weights", str(place)]
+def test_the_papers_gaussian_sketches_padded_rows_in_every_grid_with_padding():
+    cells = [cell for path in (EXPERIMENTS / "grids").glob("*.toml") for cell in read_grid(path)]
+    padded = [
+        cell for cell in cells if cell.measure in ("finetune", "memory") and cell.values.get("kind") == "gaussian"
+    ]
+    assert padded
+    assert all(cell.values.get("ignore_mask") for cell in padded)
+
+
+def test_memory_is_measured_as_the_cell_says(place):
+    def kept(**values):
+        cell = Cell(
+            "grid", values, "memory", {"task": "CoLA", "model": "model", "batch_size": 8, "ratio": 0.5, **values}
+        )
+        MEASURES["memory"](cell, Places(place, place, place / "work", place / "memory.json"))
+        return json.loads((place / "memory.json").read_text())["results"]["kept_bytes"]
+
+    assert kept(ignore_mask=True) < kept()
+
+
+def run(place, *arguments, grid="tiny"):
+    command = [sys.executable, str(EXPERIMENTS / "run.py"), str(place / f"{grid}.toml"), "--weights", str(place)]
     command += ["--data", str(place), "--records", str(place / "records"), "--work", str(place / "work"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def said(run):
+    """Return what was said, without the frame and its line breaks."""
+    return " ".join(run.stderr.replace("│", " ").split())
 
 
 def test_only_what_has_no_record_runs(place):
@@ -127,7 +153,55 @@ def test_only_what_has_no_record_runs(place):
     assert path.stat().st_mtime_ns == written
     nothing = run(place, "--only", "no such cell")
     assert nothing.returncode == 2
-    assert "matches none of 6 cells" in " ".join(nothing.stderr.replace("│", " ").split())
+    assert "matches none of 6 cells" in said(nothing)
+
+
+def test_a_mistake_in_the_last_cell_is_found_before_the_first_runs(place):
+    (place / "wrong.toml").write_text(GRID.replace("ratio = 0.5", "ratio = 2"))
+    wrong = run(place, grid="wrong")
+    assert wrong.returncode == 2
+    assert "wrong/cola-rows-0.5: ratio must be in (0, 1], got 2" in said(wrong)
+    assert "Traceback" not in wrong.stderr
+    assert not (place / "records" / "wrong").exists()
+    nowhere = run(place, "--weights", "nowhere")
+    assert nowhere.returncode == 2
+    assert "weights must be a directory, got 'nowhere'" in said(nowhere)
+
+
+@pytest.mark.parametrize(
+    ("measure", "values", "complaint"),
+    [
+        (
+            "finetune",
+            {"task": "CoLA", "model": "model", "exact": True, "epochs": 0},
+            "epochs must be a positive integer",
+        ),
+        ("finetune", {"task": "CoLA", "model": "model", "exact": True, "colour": 0}, "cannot have colour"),
+        ("finetune", {"model": "model", "exact": True}, "must have task"),
+        ("finetune", {"task": "CoLA", "exact": True}, "must have model"),
+        ("finetune", {"task": "CoLA", "model": "other", "exact": True}, "weights must have a directory 'other'"),
+        ("finetune", {"task": "RTE", "model": "model", "exact": True}, "RTE: no file"),
+        ("memory", {"task": "CoLA", "model": "model", "exact": True, "file": "test.tsv"}, "CoLA: no file .*test.tsv"),
+        ("complexity", {"rows": 3, "inputs": 3, "exact": True}, "must have outputs"),
+        ("complexity", {"rows": 3, "inputs": 3, "outputs": 3}, "one of exact, recommended"),
+        ("throughput", {"model": "model", "batch_size": 3, "rounds": 1, "threads": 1}, "must have length, ways"),
+    ],
+)
+def test_what_is_wrong_with_a_cell_is_said_with_its_name(measure, values, complaint, place):
+    with pytest.raises(ValueError, match=f"grid/bad: .*{complaint}"):
+        check(Cell("grid", {"way": "bad"}, measure, values), place, place)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_every_measure_is_checked(measure, place):
+    ways = {"exact": {"exact": True}}
+    values = {
+        "finetune": {"task": "CoLA", "model": "model", "exact": True},
+        "memory": {"task": "CoLA", "model": "model", "exact": True, "file": "dev.tsv"},
+        "complexity": {"rows": 3, "inputs": 3, "outputs": 3, "ratio": 0.5},
+        "throughput": {"model": "model", "batch_size": 3, "length": 3, "rounds": 1, "threads": 1, "ways": ways},
+    }
+    check(Cell("grid", {}, measure, values[measure]), place, place)
 
 
 def test_counted_operations_are_those_of_the_formulas():

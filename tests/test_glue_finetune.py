@@ -2,15 +2,20 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForSequenceClassification, TrainerCallback
 
 from backsketch import SketchConfig, SketchedLinear
+from backsketch.glue import finetune as tuning
+from backsketch.glue import watch
 from backsketch.glue.finetune import Interrupted, finetune
 from backsketch.glue.recipe import recipe_for
 from backsketch.glue.settings import Settings
@@ -93,7 +98,24 @@ def test_a_record_has_all_that_a_run_is_known_by(place, tmp_path):
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_every_task_trains(task, place, tmp_path):
     record = finetune(settings(place, task.name, max_steps=1, save_model=False), tmp_path)
-    assert set(record["results"]["metrics"]) == set(task.metrics)
+    assert set(record["results"]["metrics"]) == set(task.all_metrics)
+
+
+def test_one_run_of_mnli_is_evaluated_on_both_its_files(place, tmp_path):
+    options = {"max_steps": 2, "noise_every": 0}
+    both, matched, mismatched = (
+        finetune(settings(place, task, **options), tmp_path / task)["results"] for task in ("mnli", "mnli-m", "mnli-mm")
+    )
+    other = shutil.copytree(place, tmp_path / "other")
+    path = other / "MNLI" / "dev_mismatched.tsv"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:4]))
+    fewer = finetune(settings(other, "mnli", **options), tmp_path / "fewer")["results"]
+    assert both["metrics"]["accuracy"] == fewer["metrics"]["accuracy"] == matched["metrics"]["accuracy"]
+    assert both["metrics"]["accuracy_mismatched"] == mismatched["metrics"]["accuracy"]
+    assert (both["examples"]["eval"], fewer["examples"]["eval"]) == (24, 15)
+    for results in (both, fewer):
+        assert results["score"] == pytest.approx(sum(results["metrics"].values()) / 2)
+        assert results["curves"]["eval"][-1]["accuracy_mismatched"] == results["metrics"]["accuracy_mismatched"]
 
 
 def test_an_easy_task_is_learned(place, tmp_path):
@@ -141,6 +163,58 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(step, budget, place, tmp_
     assert not list((tmp_path / "parts").glob("checkpoint-*"))
 
 
+@pytest.mark.parametrize("state", [None, '{"epoch": 1.'], ids=["no state", "half a state"])
+def test_a_checkpoint_that_was_cut_short_is_passed_over(state, place, tmp_path):
+    with pytest.raises(Interrupted):
+        finetune(settings(place), tmp_path, callbacks=(Press(1),))
+    cut = shutil.copytree(tmp_path / "checkpoint-2", tmp_path / "checkpoint-3")
+    (cut / "trainer_state.json").unlink()
+    if state is not None:
+        (cut / "trainer_state.json").write_text(state)
+    results = finetune(settings(place), tmp_path)["results"]
+    assert (results["resumed_from_step"], results["steps"]) == (2, 6)
+
+
+class Slow(TrainerCallback):
+    """Make each step take a time that is known, by a clock that only this turns."""
+
+    def __init__(self, monkeypatch, seconds):
+        self.now, self.seconds = 0.0, seconds
+        monkeypatch.setattr(watch, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        self.now += self.seconds[state.global_step]
+
+
+def test_throughput_counts_the_steps_before_a_stop(place, tmp_path, monkeypatch):
+    chosen = settings(place, noise_every=0)
+    slow = Slow(monkeypatch, [100.0, 2.0, 3.0, 100.0, 5.0, 6.0])  # the first of each process warms up
+    with pytest.raises(Interrupted):
+        finetune(chosen, tmp_path, callbacks=(Press(2), slow))
+    results = finetune(chosen, tmp_path, callbacks=(slow,))["results"]
+    assert results["resumed_from_step"] == 3
+    assert results["throughput"] == {"step_seconds": 4.0, "samples_per_second": 2.0}
+
+
+def test_throughput_of_a_run_that_had_only_its_record_to_write(place, tmp_path, monkeypatch):
+    slow = Slow(monkeypatch, [100.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+    chosen = settings(place, noise_every=0)
+    with monkeypatch.context() as broken:
+        broken.setattr(tuning, "write_record", None)
+        with pytest.raises(TypeError):
+            finetune(chosen, tmp_path, callbacks=(slow,))
+    results = finetune(chosen, tmp_path)["results"]
+    assert (results["resumed_from_step"], results["throughput"]["step_seconds"]) == (6, 2.0)
+
+
+def test_a_run_begins_again_where_its_only_checkpoint_was_cut_short(place, tmp_path):
+    with pytest.raises(Interrupted):
+        finetune(settings(place), tmp_path, callbacks=(Press(1),))
+    (tmp_path / "checkpoint-2" / "trainer_state.json").unlink()
+    results = finetune(settings(place), tmp_path)["results"]
+    assert (results["resumed_from_step"], results["steps"]) == (None, 6)
+
+
 def test_evaluation_comes_when_asked_for_and_after_the_last_step(place, tmp_path):
     record = finetune(settings(place, eval_every=4), tmp_path)
     assert [point["step"] for point in record["results"]["curves"]["eval"]] == [4, 6]
@@ -157,6 +231,71 @@ def test_a_finished_run_is_not_run_again(place, tmp_path):
         finetune(settings(place, seed=5), tmp_path)
     again = finetune(settings(place, seed=5), tmp_path, overwrite=True)
     assert again["settings"]["seed"] == 5
+
+
+def test_a_mistake_costs_no_run_and_leaves_no_folder(place, tmp_path):
+    record = finetune(settings(place), tmp_path / "out")
+    wrong = settings(place, exclude=("colour*",))
+    with pytest.raises(ValueError, match="matches no linear layer"):
+        finetune(wrong, tmp_path / "out", overwrite=True)
+    assert finetune(settings(place), tmp_path / "out") == record
+    for mistake in (wrong, settings(place, budget="0.0001%")):  # of the second only the first batch can tell
+        with pytest.raises(ValueError, match=r"matches no linear layer|budget must be at least"):
+            finetune(mistake, tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+
+
+def test_checkpoints_of_something_else_are_left_alone(place, tmp_path):
+    (tmp_path / "checkpoint-7").mkdir()
+    with pytest.raises(ValueError, match="has checkpoints of something else"):
+        finetune(settings(place), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-7"]
+
+
+def test_overwriting_removes_only_what_the_run_wrote(place, tmp_path):
+    (tmp_path / "model").mkdir()
+    finetune(settings(place, max_steps=1, save_model=False), tmp_path)
+    finetune(settings(place, max_steps=2, save_model=False), tmp_path, overwrite=True)
+    assert (tmp_path / "model").is_dir()
+
+
+def test_out_must_be_a_directory(place, tmp_path):
+    (tmp_path / "file").write_text("")
+    for overwrite in (False, True):
+        with pytest.raises(ValueError, match="out must be a directory, got the file"):
+            finetune(settings(place), tmp_path / "file", overwrite=overwrite)
+
+
+def copied(place, folder):
+    """Return a copy of the data and the model, under the same names elsewhere."""
+    return shutil.copytree(place, folder / place.name)
+
+
+def change_weights(model):
+    weights = load_file(model / "model.safetensors")
+    save_file({name: value + 1 for name, value in weights.items()}, model / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("changed", ["model", "data"])
+def test_other_files_of_the_same_name_are_another_run(changed, place, tmp_path):
+    other = copied(place, tmp_path)
+    same_files = settings(other)
+    assert same_files.describe() == settings(place).describe()
+    assert same_files.slug() == settings(place).slug()
+    finetune(settings(place, max_steps=1), tmp_path / "out")
+    if changed == "model":
+        change_weights(other / "model")  # its config, its names and the size of its file are the same
+    else:
+        write_task(other, find_task("cola"), rows=25)
+    assert settings(other).slug() != settings(place).slug()
+    with pytest.raises(ValueError, match=f"has a run with another {changed};"):
+        finetune(settings(other, max_steps=1), tmp_path / "out")
+
+
+def test_a_name_is_known_wherever_one_stands(place, monkeypatch):
+    monkeypatch.chdir(place / "model")
+    described = Settings(task="cola", model=".", data=Path("..")).describe()
+    assert (described["model"], described["data"]) == ("model", place.name)
 
 
 def test_layers_can_be_left_out(place, tmp_path):
@@ -186,12 +325,18 @@ def test_fewer_rows_and_no_noise(place, tmp_path):
         ({"max_steps": 0}, "max_steps must be an integer of at least 1, got 0"),
         ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
         ({"config": None, "budget": "10%"}, "budget plans"),
+        ({"budget": "much"}, "budget must be a share"),
         ({"config": None, "noise_layers": ("*",)}, "noise_layers needs"),
     ],
 )
 def test_wrong_settings_are_named(change, message):
     with pytest.raises(ValueError, match=message):
         Settings(**{"task": "cola", **change})
+
+
+def test_with_a_budget_bits_are_fixed_only_by_a_config():
+    assert Settings(task="cola", budget="20%").config == SketchConfig()
+    assert Settings(task="cola", budget="20%", config=SketchConfig(bits=8)).config.bits == 8
 
 
 def test_data_is_read_before_a_model_is_loaded(tmp_path):
@@ -232,6 +377,14 @@ def test_padded_rows_are_sketched_only_when_asked_for(place, tmp_path, ignored):
     chosen = settings(place, max_steps=1, noise_every=0, save_model=False, ignore_mask=ignored)
     finetune(chosen, tmp_path, callbacks=(masks,))
     assert masks.seen == {not ignored}
+
+
+def test_memory_is_measured_with_the_mask_or_without_it_as_trained(place, tmp_path):
+    def kept(ignored):
+        chosen = settings(place, max_steps=1, noise_every=0, save_model=False, ignore_mask=ignored)
+        return finetune(chosen, tmp_path / str(ignored))["results"]["memory"]["kept_bytes"]
+
+    assert kept(ignored=True) < kept(ignored=False)  # beside a sketch of some rows, which ones they are
 
 
 def test_ignoring_the_mask_needs_a_sketch(place):

@@ -38,12 +38,21 @@ def test_pearson_and_spearman():
 
 def test_three_classes():
     outputs = np.array([[0.1, 0.2, 0.9], [5, 1, 1], [0, 1, 0]])
-    assert evaluate(find_task("mnli"), outputs, np.array([2, 0, 0]))["accuracy"] == pytest.approx(2 / 3)
+    assert evaluate(find_task("mnli-mm"), outputs, np.array([2, 0, 0]))["accuracy"] == pytest.approx(2 / 3)
+
+
+def test_both_files_of_mnli_count_alike():
+    outputs = np.eye(3)[[0, 1, 2, 0, 0]]
+    found = evaluate(find_task("mnli"), outputs, np.array([0, 1, 2, 0, 1]), [1, 4])
+    assert found == pytest.approx({"accuracy": 1.0, "accuracy_mismatched": 0.75, "score": 0.875})
+    with pytest.raises(ValueError, match="sizes must have a number for each dev file of MNLI, 2, got"):
+        evaluate(find_task("mnli"), outputs, np.array([0, 1, 2, 0, 1]))
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_a_constant_prediction_has_a_score(task):
     labels = np.array([0.5, 1.0, 3.0]) if task.regression else np.array([0, 1, 1])
-    found = evaluate(task, np.zeros((3, task.outputs)), labels)
-    assert set(found) == {*task.metrics, "score"}
+    sizes = [3] if len(task.dev) == 1 else [1, 2]
+    found = evaluate(task, np.zeros((3, task.outputs)), labels, sizes)
+    assert set(found) == {*task.all_metrics, "score"}
     assert all(math.isfinite(value) for value in found.values())

@@ -50,7 +50,7 @@ def encoder_subject(model: Path, data: Path, columns: Sequence[str], *, steps: i
 
 def read_examples(path: Path, columns: Sequence[str]) -> list[Example]:
     """Read a tab-separated file without quoting: the columns of the label and of one or two texts."""
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     if all(column.isdecimal() for column in columns):
         places = [int(column) for column in columns]

@@ -8,26 +8,25 @@ from matplotlib.figure import Figure
 
 from . import style
 from .artefact import MISSING, Artefact, Record, select, table, ways, where_from
-from .names import shown
+from .names import ordered, shown
 
 TASK, WINDOW = "CoLA", 10
 
 
 def render(records: list[Record]) -> tuple[str, Figure | None]:
     """Return curves of seed 0, and the last values."""
-    figure, (train, loss, score) = style.panels(3, (13, 4))
+    figure, (train, loss, score) = style.panels(3, (13, 4.6))
     lines = []
-    for way in ways(records):
+    for way in ordered(ways(records)):
         (record,) = select(records, "glue", way=way)
         learned = record["results"]["curves"]
-        look = {"color": style.color(way), "alpha": style.shade(way), "label": shown(way).strip("*")}
-        train.plot(*_smooth(learned["train"]), **look)
+        look = {**style.line(way), "label": shown(way).strip("*")}
+        train.plot(*_smooth(learned["train"]), **{**look, "marker": ""})
         for axes, name, scale in ((loss, "loss", 1), (score, "score", 100)):
             axes.plot(
                 [point["step"] for point in learned["eval"]],
                 [scale * point[name] for point in learned["eval"]],
-                "o-",
-                markersize=4,
+                markersize=5,
                 **look,
             )
         last = learned["eval"][-1]
@@ -42,7 +41,7 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
         )
     for axes, label in ((train, "training loss"), (loss, "evaluation loss"), (score, "Matthews correlation × 100")):
         axes.set(xlabel="step", ylabel=label)
-    train.legend(frameon=False, fontsize=8.5)
+    style.legend(figure, loss, 4)
     text = f"{TASK}, seed 0; training loss is a mean over {WINDOW} logs. At the last step:\n\n"
     return text + table(
         ["training", "training loss", "evaluation loss", "score"], lines

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from . import paper, style
 from .artefact import MISSING, Artefact, Record, select, table, ways, where_from
-from .names import shown
+from .names import ordered, shown
 from .scores import by_seed, excess_loss, late_loss, scores
 
 _NOTE = (
@@ -23,7 +23,7 @@ _NOTE = (
 def render(records: list[Record]) -> tuple[str, Figure | None]:
     """Return the tables, what follows from them, and a figure of the mean over the share kept."""
     small, large = (select(records, grid) for grid in ("glue", "base"))
-    tasks, names = sorted(ways(small, "task")), _ordered(ways(small))
+    tasks, names = sorted(ways(small, "task")), ordered(ways(small))
     lines = [
         [
             shown(way),
@@ -47,11 +47,6 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
         where_from(records),
     ]
     return "\n\n".join(part for part in parts if part) + "\n", _figure(small, names, tasks)
-
-
-def _ordered(names: list[str]) -> list[str]:
-    first = ["exact", *sorted((name for name in names if name.startswith("gaussian")), reverse=True)]
-    return [name for name in first if name in names] + [name for name in names if name not in first]
 
 
 def _cell(values: list[float]) -> str:
@@ -148,45 +143,40 @@ def _recipes(records: list[Record]) -> str:
 
 
 def _figure(records: list[Record], names: list[str], tasks: list[str]) -> Figure:
-    figure, (axes,) = style.panels(1, (7, 4.2))
-    gaussian = []
+    figure, (axes,) = style.panels(1, (7, 4.6))
+    families: dict[str, list[tuple[float, list[float]]]] = {}
     for way in names:
         values = list(by_seed(records, way, tasks).values())
-        if not values:
-            continue
-        if way == "exact":
-            axes.axhline(mean(values), color=style.INK, linestyle="--", linewidth=1)
-            axes.annotate(
-                "exact",
-                (0.99, mean(values)),
-                (0, 4),
-                xycoords=("axes fraction", "data"),
-                textcoords="offset points",
-                ha="right",
-            )
-            continue
-        share = float(way.split()[1])
-        if way.startswith("gaussian"):
-            gaussian.append((share, mean(values)))
-        error = stdev(values) if len(values) > 1 else None
-        axes.errorbar(share, mean(values), error, fmt="o", color=style.color(way), capsize=3)
-        if not way.startswith("gaussian"):
-            label = "ours (rows in 4 bits, padding left out)" if way.startswith("rec") else "rows"
-            axes.annotate(label, (share, mean(values)), (9, -4), textcoords="offset points", color=style.color(way))
-    if gaussian:
-        axes.plot(*zip(*sorted(gaussian), strict=True), color=style.color("gaussian"))
-        axes.annotate(
-            "the paper's Gaussian",
-            sorted(gaussian)[-1],
-            (0, -14),
-            textcoords="offset points",
-            color=style.color("gaussian"),
-            ha="right",
+        if values and way == "exact":
+            axes.axhline(mean(values), color=style.INK, linestyle="--", linewidth=1, label="exact")
+        elif values:
+            kind, share = way.split()
+            families.setdefault(kind, []).append((float(share), values))
+    for kind, points in families.items():
+        label, marker, shift = _LOOKS[kind]
+        axes.errorbar(
+            [share * shift for share, _ in sorted(points)],
+            [mean(values) for _, values in sorted(points)],
+            [stdev(values) if len(values) > 1 else 0 for _, values in sorted(points)],
+            fmt=f"{marker}-" if len(points) > 1 else marker,
+            color=style.color(kind),
+            capsize=3,
+            label=label,
         )
-    axes.set(xscale="log", xlabel="kept of each linear input", ylabel=f"mean score of {len(tasks)} GLUE tasks")
+    axes.set(xscale="log", xlim=(0.083, 1), xlabel="kept of each linear input")
+    axes.set_ylabel(f"mean score of {len(tasks)} GLUE tasks")
     axes.set_xticks([0.1, 0.2, 0.5, 0.9], ["10%", "20%", "50%", "90%"])
     axes.minorticks_off()
+    style.legend(figure, axes, 2)
     return figure
+
+
+# Points of one share stand side by side, to the left of the Gaussian's line.
+_LOOKS = {
+    "gaussian": ("the paper's Gaussian", "o", 1.0),
+    "recommended": ("ours (rows in 4 bits, padding left out)", "D", 0.95),
+    "rows": ("rows", "s", 0.9),
+}
 
 
 ARTEFACT = Artefact("glue", "GLUE score against the ratio (table 2)", ("glue", "base"), render)

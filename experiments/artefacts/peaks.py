@@ -12,13 +12,13 @@ from .names import shown
 def render(records: list[Record]) -> tuple[str, Figure | None]:
     """Return two tables: the peaks, and what is saved of them."""
     places = sorted({(record["cell"]["task"], record["cell"]["batch_size"]) for record in records})
-    names = ways(records)
+    names = ["exact", *(way for way in ways(records) if way != "exact")]
     header = ["task, batch × tokens", *map(shown, names)]
     peaks, saved = [], []
     for task, batch in places:
         cells = [_cell(records, task, batch, way) for way in names]
         exact = cells[0]
-        length = exact["results"]["batch_shape"][1] if exact else 0
+        length = next(cell["results"]["batch_shape"][1] for cell in cells if cell is not None)
         place = f"{task}, {batch} × {length}"
         peaks.append([place, *(MISSING if cell is None else f"{_peak(cell) / 2**20:,.0f} MiB" for cell in cells)])
         saved.append(

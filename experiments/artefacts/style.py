@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 INK, QUIET = "#1b1f24", "#5b6570"
@@ -22,10 +25,37 @@ def color(way: str) -> str:
     return _COLORS.get(way.replace(",", "").split()[0], QUIET)
 
 
-def shade(way: str) -> float:
-    """Return how opaque a way is drawn: the smaller its ratio the more."""
-    numbers = [float(word) for word in way.replace(",", "").split() if word.replace(".", "", 1).isdigit()]
-    return 1.0 if not numbers else max(0.35, 1.0 - numbers[0] * 0.8)
+def line(way: str) -> dict[str, Any]:
+    """Return how a way's line is drawn: its colour by kind, its dashes and marks by ratio."""
+    ratio = next((word for word in way.replace(",", "").split() if word in _RATIOS), "")
+    dashes, marker, strength = _RATIOS.get(ratio, ("-", "o", 1.0))
+    if way.startswith("recommended"):  # often on top of another
+        dashes, marker = (0, (4, 3)), "D"
+    return {"color": _lighter(color(way), strength), "linestyle": dashes, "marker": marker}
+
+
+_RATIOS: dict[str, tuple[Any, str, float]] = {
+    "0.1": ("-", "o", 1.0),
+    "0.2": ("--", "s", 0.8),
+    "0.5": ("-.", "^", 0.6),
+    "0.9": (":", "v", 0.45),
+}
+
+
+def _lighter(name: str, strength: float) -> tuple[float, ...]:
+    return tuple(1 - strength * (1 - part) for part in to_rgb(name))
+
+
+def legend(figure: Figure, axes: Axes, columns: int) -> None:
+    """Name the lines of one panel below all of them."""
+    figure.legend(
+        *axes.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+        handlelength=3.6,
+    )
 
 
 def panels(count: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:

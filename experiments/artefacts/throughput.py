@@ -17,10 +17,10 @@ FAMILIES = {
 
 def render(records: list[Record]) -> tuple[str, Figure | None]:
     """Return a table for all models, and a panel for each."""
-    figure, panels = style.panels(len(records), (5.2 * len(records), 4.2))
+    figure, panels = style.panels(len(records), (5.2 * len(records), 4.5))
     for axes, record in zip(panels, records, strict=True):
         _draw(axes, record)
-    panels[0].legend(frameon=False, fontsize=9)
+    style.legend(figure, panels[0], 2 * len(records))
     names = list(records[0]["results"])
     lines = [[shown(way), *(f"{record['results'][way]['relative']:.2f}" for record in records)] for way in names]
     settings = [record["settings"] for record in records]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from ..config import SketchConfig
-from .options import SKETCH, Bits, Block, Center, Dim, Kind, Ratio, given_fields, parse_budget
+from .options import SKETCH, Bits, Block, Center, Dim, Kind, Ratio, check_budget, given_fields, parse_budget
 from .problems import STOPPED, Problem, need, users_mistakes
 
 RECIPE, RUN = "Recipe (by default the paper's for the task)", "The run"
@@ -18,10 +18,16 @@ RECIPE, RUN = "Recipe (by default the paper's for the task)", "The run"
 
 def finetune(
     task: Annotated[
-        str, Option(help="CoLA, MNLI (-matched, -mismatched), MRPC, QNLI, QQP, RTE, SST-2, STS-B or WNLI.")
+        str,
+        Option(
+            help="CoLA, MNLI, MRPC, QNLI, QQP, RTE, SST-2, STS-B or WNLI. MNLI is evaluated on both its files, "
+            "MNLI-matched and MNLI-mismatched on one."
+        ),
     ],
     model: Annotated[str, Option(help="A name on the hub, or a directory.")] = "roberta-base",
-    data: Annotated[Path | None, Option(help="A directory in GLUE's file layout. By default from the hub.")] = None,
+    data: Annotated[
+        Path | None, Option(help="Directory of GLUE's files (DIR/CoLA/train.tsv, ...). By default from the hub.")
+    ] = None,
     kind: Kind = None,
     ratio: Ratio = None,
     dim: Dim = None,
@@ -53,14 +59,23 @@ def finetune(
     max_steps: Annotated[int | None, Option(help="Train so many steps instead.", rich_help_panel=RUN)] = None,
     train_rows: Annotated[int | None, Option(help="A fixed choice of examples.", rich_help_panel=RUN)] = None,
     eval_rows: Annotated[int | None, Option(help="A fixed choice of examples.", rich_help_panel=RUN)] = None,
-    eval_every: Annotated[int | None, Option(help="Evaluate each so-many-th step.", rich_help_panel=RUN)] = None,
-    noise_every: Annotated[int | None, Option(help="Monitor each so-many-th step.", rich_help_panel=RUN)] = None,
+    eval_every: Annotated[
+        int | None,
+        Option(help="Evaluate after each so-many-th step. By default after each epoch.", rich_help_panel=RUN),
+    ] = None,
+    noise_every: Annotated[
+        int | None,
+        Option(
+            help="Measure the added noise in each so-many-th step; 0 is off. By default about 50 times a run.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
     noise_layer: Annotated[
         list[str] | None,
         Option(help="Glob over layers whose noise is recorded in full; repeatable.", rich_help_panel=RUN),
     ] = None,
     seed: Annotated[int, Option(help="Of everything random.", rich_help_panel=RUN)] = 0,
-    threads: Annotated[int | None, Option(help="Of torch.", rich_help_panel=RUN)] = None,
+    threads: Annotated[int | None, Option(help="Of torch. By default its own choice.", rich_help_panel=RUN)] = None,
     out: Annotated[Path | None, Option(help="Directory of the run; by default in runs/.", rich_help_panel=RUN)] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Begin again in --out.", rich_help_panel=RUN)] = False,
     save_model: Annotated[bool, Option("--save-model", help="Keep the model.", rich_help_panel=RUN)] = False,
@@ -68,16 +83,22 @@ def finetune(
 ) -> int:
     """Fine-tune a pretrained model on a GLUE task, sketched or exact, and write a record.
 
-    Example: backsketch finetune --task cola --model roberta-base --ratio 0.1
+    Example: backsketch finetune --task cola
+
+    Example: backsketch finetune --task rte --model roberta-large --ratio 1 --bits 8
+
+    Without options of a sketch, layers keep rows in 4 bits, about a tenth of the
+    bytes of their inputs.
 
     The same command continues a run that was stopped, and shows the result of one that was finished.
     """
     given = given_fields(kind, ratio, dim, bits, block, center)
-    if exact and (given or budget is not None or exclude):
-        clash = ", ".join(
-            f"--{name}" for name in [*given, *(["budget"] if budget else []), *(["exclude"] * bool(exclude))]
-        )
-        raise Problem(f"--exact keeps everything: it excludes {clash}")
+    others = {"budget": budget, "exclude": exclude, "ignore-mask": ignore_mask, "noise-layer": noise_layer}
+    if exact and (clash := [f"--{name}" for name in (*given, *(name for name, value in others.items() if value))]):
+        raise Problem(f"--exact keeps everything: it excludes {', '.join(clash)}")
+    if noise_layer and noise_every == 0:
+        raise Problem("--noise-layer records what --noise-every 0 turns off: give one of them")
+    check_budget(budget, given)
     from ..glue.recipe import recipe_for
     from ..glue.settings import Settings
     from ..glue.tasks import find_task

@@ -8,15 +8,26 @@ from typing import Annotated, Any, TypeAlias
 import torch
 from typer import Option
 
+from ..sketches import SKETCHES
 from .problems import Problem
 
 SKETCH = "What layers keep"
 
-Kind: TypeAlias = Annotated[str | None, Option(help="Kind of sketch.", rich_help_panel=SKETCH)]
-Ratio: TypeAlias = Annotated[float | None, Option(help="Share of the rows kept.", rich_help_panel=SKETCH)]
+KINDS = f"Kind of sketch: {', '.join(SKETCHES)}. By default rows."
+BLOCK = "Sketch so many rows at a time: cheaper for all kinds but rows and hash. By default all at once."
+
+Kind: TypeAlias = Annotated[str | None, Option(help=KINDS, rich_help_panel=SKETCH)]
+Ratio: TypeAlias = Annotated[
+    float | None, Option(help="Share of the rows kept. By default 0.1 beside other options.", rich_help_panel=SKETCH)
+]
 Dim: TypeAlias = Annotated[int | None, Option(help="Rows kept, instead of a ratio.", rich_help_panel=SKETCH)]
-Bits: TypeAlias = Annotated[int | None, Option(help="Store kept rows in 8, 4 or 2 bits.", rich_help_panel=SKETCH)]
-Block: TypeAlias = Annotated[int | None, Option(help="Rows a block.", rich_help_panel=SKETCH)]
+Bits: TypeAlias = Annotated[
+    int | None,
+    Option(
+        help="Store kept rows in 8, 4 or 2 bits. By default as they are beside other options.", rich_help_panel=SKETCH
+    ),
+]
+Block: TypeAlias = Annotated[int | None, Option(help=BLOCK, rich_help_panel=SKETCH)]
 Center: TypeAlias = Annotated[bool, Option("--center", help="Keep the mean exactly.", rich_help_panel=SKETCH)]
 
 Seed: TypeAlias = Annotated[int, Option(help="Of everything random.")]
@@ -34,6 +45,12 @@ def given_fields(
     """Return the fields of a SketchConfig that the user gave."""
     fields = {"kind": kind, "ratio": ratio, "dim": dim, "bits": bits, "block": block, "center": center or None}
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def check_budget(budget: str | None, given: dict[str, Any]) -> None:
+    """Raise a Problem where a budget is given together with what it decides."""
+    if budget is not None and (clash := [f"--{name}" for name in ("ratio", "dim") if name in given]):
+        raise Problem(f"--budget finds the ratio: it excludes {', '.join(clash)}")
 
 
 def parse_budget(text: str | None) -> str | float | int | None:

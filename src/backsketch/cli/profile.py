@@ -15,7 +15,7 @@ from ..config import SketchConfig
 from ..plan import RATIOS, as_budget
 from ..profile import profile as profile_step
 from ..report import Profile
-from .options import SKETCH, AsJson, Bits, Block, Center, Dim, Kind, Ratio, given_fields, parse_budget
+from .options import SKETCH, AsJson, Bits, Block, Center, Dim, Kind, Ratio, check_budget, given_fields, parse_budget
 from .problems import Problem, need, users_mistakes
 from .truth import Truth, linear_inputs
 
@@ -64,8 +64,7 @@ def profile(
             raise Problem(f"{name} must be a positive integer, got {value}")
     if dtype not in DTYPES:
         raise Problem(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    if budget is not None and (clash := [f"--{name}" for name in ("ratio", "dim") if name in given]):
-        raise Problem(f"--budget finds the ratio: it excludes {', '.join(clash)}")
+    check_budget(budget, given)
     with users_mistakes():
         config = SketchConfig(**given) if given else SketchConfig.recommended()
         limit = None if budget is None else as_budget(parse_budget(budget))

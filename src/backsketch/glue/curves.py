@@ -14,7 +14,7 @@ NOISE, KEPT = "backsketch/noise", "backsketch/kept_bytes"
 def curves(log: Sequence[dict[str, Any]], task: Task) -> dict[str, list[dict[str, Any]]]:
     """Return the points of training (step, epoch, loss, learning rate) and of evaluation (loss, the task's metrics)."""
     names = {"loss": "loss", "learning_rate": "learning_rate"}
-    evaluated = {f"eval_{name}": name for name in ("loss", *task.metrics, "score")}
+    evaluated = {f"eval_{name}": name for name in ("loss", *task.all_metrics, "score")}
     return {
         "train": [_point(entry, names) for entry in log if "loss" in entry],
         "eval": [_point(entry, evaluated) for entry in log if "eval_score" in entry],

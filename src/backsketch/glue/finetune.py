@@ -19,7 +19,6 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 from ..attention_mask import ignore_attention_mask
 from ..config import SketchConfig
@@ -27,7 +26,7 @@ from ..conversion import Configs
 from ..integrations.transformers import SketchCallback
 from ..results import write_record, write_whole
 from .curves import curves, most_kept, noise
-from .folder import LOG, NOISE, RECORD, forget_checkpoints, open_folder, write_settings
+from .folder import LOG, MODEL, NOISE, RECORD, begin, finished, forget_checkpoints, last_checkpoint, leave, step_of
 from .loading import check_exclude, encode, load
 from .metrics import evaluate
 from .noise_log import NoiseLog
@@ -58,7 +57,7 @@ def finetune(
     return the record of one that was finished.
 
     Args:
-        overwrite: forget what is in ``out`` and begin again.
+        overwrite: forget what a run left in ``out``, once all is loaded, and begin again.
         progress: show a bar on stderr.
         callbacks: further callbacks for the Trainer.
     """
@@ -66,20 +65,22 @@ def finetune(
 
 
 def prepare(settings: Settings, out: Path, *, overwrite: bool = False) -> Callable[..., dict[str, Any]]:
-    """Read and load all that a run needs, and return what runs it. Every mistake of a user is a ValueError here."""
-    finished = open_folder(settings, out, overwrite)
-    if finished is not None:
-        return lambda **_: finished
+    """Read and load all that a run needs, and return what runs it. Every mistake of a user is a ValueError here.
+
+    Only what is returned changes ``out``.
+    """
+    if (record := finished(settings, out, overwrite)) is not None:
+        return lambda **_: record
     task = settings.the_task
-    train, dev = read_task(task, settings.data)
-    train, dev = train.subset(settings.train_rows), dev.subset(settings.eval_rows)
+    train, *devs = read_task(task, settings.data)
+    train, devs = train.subset(settings.train_rows), [dev.subset(settings.eval_rows) for dev in devs]
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     set_seed(settings.seed)
     model, tokenizer = load(settings)
     check_exclude(settings, model)
     ignore_attention_mask(model, settings.ignore_mask)
-    return _Run(settings, out, model, tokenizer, train, dev)
+    return _Run(settings, out, overwrite, model, tokenizer, train, devs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +89,16 @@ class _Run:
 
     settings: Settings
     out: Path
+    overwrite: bool
     model: nn.Module
     tokenizer: Any
     train: Examples
-    dev: Examples
+    devs: list[Examples]
 
     def __call__(self, *, progress: bool = False, callbacks: tuple[TrainerCallback, ...] = ()) -> dict[str, Any]:
         settings, task = self.settings, self.settings.the_task
-        write_settings(settings, self.out)
+        described, existed = settings.describe(), self.out.exists()
+        begin(described, self.out, self.overwrite)
         steps = settings.max_steps or settings.the_recipe.steps(len(self.train))
         noise_every = max(1, steps // _NOISE_LOGS) if settings.noise_every is None else settings.noise_every
         sketch = None
@@ -114,9 +117,14 @@ class _Run:
         trainer.remove_callback(ProgressCallback)
         if progress:
             trainer.add_callback(Progress())
-        checkpoint = get_last_checkpoint(str(self.out))
-        with stop:
-            trainer.train(resume_from_checkpoint=checkpoint)
+        checkpoint = last_checkpoint(self.out)
+        try:
+            with stop:
+                trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        except Exception:
+            if checkpoint is None and trainer.state.global_step == 0:
+                leave(self.out, existed)
+            raise
         log, state = trainer.state.log_history, trainer.state
         if stop.stopped:
             raise Interrupted(f"stopped after step {state.global_step} of {steps}; the same command continues")
@@ -126,10 +134,10 @@ class _Run:
         results = {
             "score": learned["eval"][-1]["score"],
             "best_score": max(point["score"] for point in learned["eval"]),
-            "metrics": {name: learned["eval"][-1][name] for name in task.metrics},
+            "metrics": {name: learned["eval"][-1][name] for name in task.all_metrics},
             "steps": state.global_step,
-            "resumed_from_step": None if checkpoint is None else int(checkpoint.rpartition("-")[2]),
-            "examples": {"train": len(self.train), "eval": len(self.dev), "skipped": self.train.skipped},
+            "resumed_from_step": None if checkpoint is None else step_of(checkpoint),
+            "examples": {"train": len(self.train), "eval": sum(map(len, self.devs)), "skipped": self.train.skipped},
             "curves": learned,
             "planned": None if sketch is None else sketch.planned,
             "noise": {**noise(log), "records": [] if noise_log is None else noise_log.records()},
@@ -140,14 +148,14 @@ class _Run:
             },
         }
         if settings.save_model:
-            trainer.save_model(str(self.out / "model"))
-        write_record(self.out / RECORD, settings=settings.describe(), results=results, packages=_PACKAGES)
+            trainer.save_model(str(self.out / MODEL))
+        write_record(self.out / RECORD, settings=described, results=results, packages=_PACKAGES)
         forget_checkpoints(self.out)
         record: dict[str, Any] = json.loads((self.out / RECORD).read_text())
         return record
 
     def _trainer(self, steps: int, callbacks: list[TrainerCallback]) -> Trainer:
-        recipe, task = self.settings.the_recipe, self.settings.the_task
+        recipe, task, sizes = self.settings.the_recipe, self.settings.the_task, [len(dev) for dev in self.devs]
         arguments = TrainingArguments(
             output_dir=str(self.out),
             per_device_train_batch_size=recipe.batch_size,
@@ -180,8 +188,8 @@ class _Run:
             arguments,
             data_collator=DataCollatorWithPadding(self.tokenizer),
             train_dataset=self._encoded(self.train),
-            eval_dataset=self._encoded(self.dev),
-            compute_metrics=lambda outcome: evaluate(task, _logits(outcome.predictions), outcome.label_ids),
+            eval_dataset=[example for dev in self.devs for example in self._encoded(dev)],
+            compute_metrics=lambda outcome: evaluate(task, _logits(outcome.predictions), outcome.label_ids, sizes),
             callbacks=callbacks,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from scipy.stats import pearsonr, spearmanr
@@ -12,14 +13,25 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from .tasks import ACCURACY, F1, MATTHEWS, PEARSON, SPEARMAN, Task
 
 
-def evaluate(task: Task, outputs: Any, labels: Any) -> dict[str, float]:
+def evaluate(task: Task, outputs: Any, labels: Any, sizes: Sequence[int] | None = None) -> dict[str, float]:
     """Return the task's metrics, and ``score``, their mean, as GLUE has it: (examples, outputs) -> one float a metric.
 
     A correlation with something constant is undefined; it counts as 0, as a useless prediction should.
+
+    Args:
+        sizes: how many examples are of each development file, where the task has several.
     """
     predicted = outputs.reshape(len(labels), -1)
     predicted = predicted[:, 0] if task.regression else predicted.argmax(axis=1)
-    values = {name: _METRICS[name](labels, predicted) for name in task.metrics}
+    sizes = [len(labels)] if sizes is None else sizes
+    if len(sizes) != len(task.parts):
+        raise ValueError(f"sizes must have a number for each dev file of {task.name}, {len(task.parts)}, got {sizes}")
+    values: dict[str, float] = {}
+    begin = 0
+    for part, size in zip(task.parts, sizes, strict=True):
+        end = begin + size
+        values |= {name + part: _METRICS[name](labels[begin:end], predicted[begin:end]) for name in task.metrics}
+        begin = end
     return {**values, "score": sum(values.values()) / len(values)}
 
 

@@ -6,7 +6,7 @@ import csv
 import math
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,24 +35,28 @@ class Examples:
         return Examples([self.texts[i] for i in chosen], [self.labels[i] for i in chosen], self.skipped)
 
 
-def read_task(task: Task, data: Path | None) -> tuple[Examples, Examples]:
-    """Return the training and development examples of a task, from GLUE's files in ``data`` or from the hub."""
+def read_task(task: Task, data: Path | None) -> list[Examples]:
+    """Return the examples of training and of each development file, from GLUE's files in ``data`` or from the hub."""
     if data is None:
-        return _from_hub(task, "train"), _from_hub(task, task.hub_dev)
-    folder = data / task.folder
-    missing = [str(path) for name in (task.train, task.dev) if not (path := folder / name).is_file()]
-    if missing:
+        return [_from_hub(task, split) for split in ("train", *task.hub_dev)]
+    return [read_file(task, path) for path in task_files(task, data)]
+
+
+def task_files(task: Task, data: Path, names: Sequence[str] | None = None) -> list[Path]:
+    """Return a task's files in ``data``, by default those of training and development; one that is missing is named."""
+    paths = [data / task.folder / name for name in names or (task.train, *task.dev)]
+    if missing := [str(path) for path in paths if not path.is_file()]:
         raise ValueError(
             f"{task.name}: no file {' and no file '.join(missing)}; data must be a directory of GLUE files"
         )
-    return read_file(task, folder / task.train), read_file(task, folder / task.dev)
+    return paths
 
 
 def read_file(task: Task, path: Path) -> Examples:
     """Return the examples of one tab-separated file of a task."""
     texts, labels, skipped = [], [], 0
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
             width, text_at, label_at = _columns(task, path, rows)
             for row in rows:

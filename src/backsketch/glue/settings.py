@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config import SketchConfig
+from ..plan import as_budget
+from .identity import data_digest, model_digest
 from .recipe import Recipe, recipe_for
 from .tasks import Task, find_task
 
@@ -27,13 +30,13 @@ class Settings:
         model: a name on the hub, or a directory.
         data: a directory in GLUE's layout; None reads from the hub.
         config: what the layers keep; None trains exactly.
-        budget: as ``plan`` takes it; each layer's size is then planned for it.
+        budget: as ``plan`` takes it; each layer's ratio, and its bits unless ``config`` names some, are planned for it.
         exclude: globs over the names of layers left exact. None stands for the heads, which read one row a sentence:
             they keep next to nothing, and the noise of a sketch of so few rows is large.
         ignore_mask: sketch padded rows like all others, as the paper does; by default they are left out.
         recipe: by default the paper's for the task.
         max_steps: stop after so many steps; the schedule of the learning rate is then that of a run so long.
-        train_rows, eval_rows: a fixed choice of so many examples.
+        train_rows, eval_rows: a fixed choice of so many examples of the training and of each development file.
         eval_every: evaluate after each so-many-th step and the last; None after each epoch.
         noise_every: monitor the noise of each so-many-th step; None about fifty times a run, 0 never.
         noise_layers: globs over the names of layers whose noise is logged in all its components.
@@ -66,6 +69,10 @@ class Settings:
             object.__setattr__(self, "recipe", recipe_for(task))
         if self.budget is not None and self.config is None:
             raise ValueError("budget plans what layers keep, and config=None keeps everything: give one of them")
+        if self.budget is not None:
+            as_budget(self.budget)
+            if self.config == SketchConfig.recommended():  # the default: its 4 bits are no wish of the user
+                object.__setattr__(self, "config", SketchConfig())
         if self.noise_layers and (self.config is None or self.noise_every == 0):
             raise ValueError("noise_layers needs sketched layers and their monitor: no config=None, no noise_every=0")
         if self.ignore_mask and self.config is None:
@@ -96,11 +103,14 @@ class Settings:
         return any(fnmatchcase(name, glob) for glob in (HEADS if self.exclude is None else self.exclude))
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings as plain values; of a directory only its name, since the rest says where, not what."""
+        """Return the settings as plain values; of a directory its name and a digest of its files, not where it is."""
+        model = Path(self.model)
         return {
             **asdict(self),
-            "model": Path(self.model).name if Path(self.model).is_dir() else self.model,
-            "data": "hub" if self.data is None else Path(self.data).name,
+            "model": _name(model) if model.is_dir() else self.model,
+            "model_digest": model_digest(model) if model.is_dir() else None,
+            "data": "hub" if self.data is None else _name(self.data),
+            "data_digest": None if self.data is None else data_digest(self.the_task, Path(self.data)),
             "noise_layers": list(self.noise_layers),
             "exclude": list(HEADS if self.exclude is None else self.exclude),
         }
@@ -108,11 +118,16 @@ class Settings:
     def slug(self) -> str:
         """Return a name for the directory of the run: what it is, and a digest of all settings."""
         what = "exact" if self.config is None else str(self.config)
-        if self.budget is not None:
-            what += f" budget {self.budget}"
+        if self.budget is not None and self.config is not None:
+            what = f"{self.config.kind} budget {self.budget}"
         digest = sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()[:8]
-        words = f"{self.task} {Path(self.model).name} {what} seed {self.seed} {digest}".lower()
+        words = f"{self.task} {_name(Path(self.model))} {what} seed {self.seed} {digest}".lower()
         return re.sub("[^a-z0-9.]+", "-", words)
+
+
+def _name(path: Path) -> str:
+    """Return the last part of a path, also of one like ``.``."""
+    return os.path.basename(os.path.abspath(path))
 
 
 _LEAST = {"max_steps": 1, "train_rows": 1, "eval_rows": 1, "eval_every": 1, "noise_every": 0, "seed": 0, "threads": 1}

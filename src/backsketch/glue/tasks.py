@@ -10,7 +10,7 @@ ACCURACY, F1, MATTHEWS, PEARSON, SPEARMAN = "accuracy", "f1", "matthews", "pears
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A column of the paper's GLUE table.
+    """A column of the paper's GLUE table; MNLI is two of them.
 
     Attributes:
         name: as GLUE writes it.
@@ -18,11 +18,13 @@ class Task:
         texts: the columns of its one or two sentences, by the name in the header, or by position without a header.
         label: the column of the label, likewise.
         labels: the labels in the order of their numbers; none means a score to regress on.
-        metrics: GLUE's metrics for it; their mean is the task's score.
+        metrics: GLUE's metrics for it; their mean over its development files is the task's score.
         hub: its name in the hub's ``nyu-mll/glue``.
-        dev: its development file.
+        train: its training file.
+        dev: its development files; most tasks have one.
+        parts: what a metric's name gets at its end for each of them.
         hub_texts: the columns of its sentences on the hub.
-        hub_dev: its development split on the hub.
+        hub_dev: its development splits on the hub.
         columns: how many columns a file without a header has.
         short_rows: whether the published files have rows that break off, to be left out and counted.
         batch_size, learning_rate: the paper's.
@@ -36,9 +38,10 @@ class Task:
     metrics: tuple[str, ...] = (ACCURACY,)
     hub: str
     hub_texts: tuple[str, ...] = ("sentence1", "sentence2")
-    hub_dev: str = "validation"
+    hub_dev: tuple[str, ...] = ("validation",)
     train: str = "train.tsv"
-    dev: str = "dev.tsv"
+    dev: tuple[str, ...] = ("dev.tsv",)
+    parts: tuple[str, ...] = ("",)
     columns: int | None = None
     short_rows: bool = False
     batch_size: int = 16
@@ -50,6 +53,11 @@ class Task:
         return not self.labels
 
     @property
+    def all_metrics(self) -> tuple[str, ...]:
+        """Return the names of the metrics on all development files."""
+        return tuple(name + part for part in self.parts for name in self.metrics)
+
+    @property
     def outputs(self) -> int:
         """Return how many outputs a model for the task has."""
         return max(1, len(self.labels))
@@ -59,17 +67,18 @@ ENTAILMENT = ("entailment", "not_entailment")
 PAIR = ("sentence1", "sentence2")
 
 
-def _mnli(part: str) -> Task:
+def _mnli(name: str, *genres: str) -> Task:
     return Task(
-        name=f"MNLI-{part}",
+        name=name,
         folder="MNLI",
         texts=PAIR,
         label="gold_label",
         labels=("entailment", "neutral", "contradiction"),
         hub="mnli",
         hub_texts=("premise", "hypothesis"),
-        hub_dev=f"validation_{part}",
-        dev=f"dev_{part}.tsv",
+        hub_dev=tuple(f"validation_{genre}" for genre in genres),
+        dev=tuple(f"dev_{genre}.tsv" for genre in genres),
+        parts=("", "_mismatched")[: len(genres)],
     )
 
 
@@ -86,8 +95,9 @@ TASKS = {
             hub="cola",
             hub_texts=("sentence",),
         ),
-        _mnli("matched"),
-        _mnli("mismatched"),
+        _mnli("MNLI", "matched", "mismatched"),
+        _mnli("MNLI-matched", "matched"),
+        _mnli("MNLI-mismatched", "mismatched"),
         Task(
             name="MRPC",
             folder="MRPC",
@@ -134,11 +144,11 @@ TASKS = {
     )
 }
 
-_ALIASES = {"mnli": "mnli-matched", "mnlim": "mnli-matched", "mnlimm": "mnli-mismatched"}
+_ALIASES = {"mnlim": "mnli-matched", "mnlimm": "mnli-mismatched"}
 
 
 def find_task(name: str) -> Task:
-    """Return the task of this name, however it is capitalised or hyphenated; ``mnli`` alone is the matched part."""
+    """Return the task of this name, however it is capitalised or hyphenated; ``mnli`` alone has both dev files."""
     plain = _plain(name)
     plain = _plain(_ALIASES.get(plain, plain))
     for task in TASKS.values():

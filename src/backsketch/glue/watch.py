@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from transformers import TrainerCallback
-from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_callback import ExportableState, ProgressCallback
 
 
 class Progress(ProgressCallback):  # type: ignore[misc]
@@ -31,17 +31,28 @@ class Progress(ProgressCallback):  # type: ignore[misc]
 _UNSHOWN = {"runtime", "samples_per_second", "steps_per_second", "model_preparation_time"}
 
 
-class Clock(TrainerCallback):  # type: ignore[misc]
-    """Time the steps of this process, without evaluation and saving.
+class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """Time the steps of a run, without evaluation and saving; checkpoints carry the times to where it continues.
 
     Args:
-        noise_every: the steps in which noise is monitored, which are slower; they are left out if there are others.
+        noise_every: the steps in which noise is monitored, which are slower.
     """
 
     def __init__(self, noise_every: int | None) -> None:
-        self.seconds: list[float] = []
+        self._times: dict[str, list[float]] = {kind: [0.0, 0] for kind in _STEPS}
         self._noise_every = noise_every
+        self._step = 0
         self._began = 0.0
+
+    def state(self) -> dict[str, Any]:
+        """Return the sum and count of each kind of step, as a checkpoint keeps them."""
+        return {"args": {"noise_every": self._noise_every}, "attributes": {"_times": self._times}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take up the times of the checkpoint that training resumes from."""
+        saved = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
+        if saved:
+            self._times = {kind: list(saved["attributes"]["_times"][kind]) for kind in _STEPS}
 
     def on_step_begin(self, *_: Any, **kwargs: Any) -> None:
         """Start."""
@@ -49,14 +60,20 @@ class Clock(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, *_: Any, **kwargs: Any) -> None:
         """Stop."""
-        self.seconds.append(time.perf_counter() - self._began)
+        seconds = time.perf_counter() - self._began
+        watched = self._noise_every and self._step % self._noise_every == 0
+        kind = "first" if self._step == 0 else "watched" if watched else "plain"
+        self._times[kind][0] += seconds
+        self._times[kind][1] += 1
+        self._step += 1
 
     def step_seconds(self) -> float | None:
-        """Return the mean of a step after the first, which warms up; None if no step ran."""
-        steps = list(enumerate(self.seconds))[1:] or list(enumerate(self.seconds))
-        plain = [time for step, time in steps if not self._noise_every or step % self._noise_every]
-        chosen = plain or [time for _, time in steps]
-        return sum(chosen) / len(chosen) if chosen else None
+        """Return the mean of a plain step; of a watched or a first one, which warms up, only if there is no other."""
+        times = (self._times[kind] for kind in _STEPS)
+        return next((seconds / count for seconds, count in times if count), None)
+
+
+_STEPS = ("plain", "watched", "first")
 
 
 class EvaluateAtEnd(TrainerCallback):  # type: ignore[misc]
