@@ -49,7 +49,7 @@ def clear(out: Path) -> None:
     """Remove what a run wrote to ``out``, and nothing else; last what tells that it was a run."""
     forget_checkpoints(out)
     shutil.rmtree(out / "tensorboard", ignore_errors=True)
-    if (out / SETTINGS).is_file() and json.loads((out / SETTINGS).read_text())["save_model"]:
+    if (out / SETTINGS).is_file() and json.loads((out / SETTINGS).read_text()).get("save_model"):
         shutil.rmtree(out / MODEL, ignore_errors=True)
     for name in (RECORD, LOG, NOISE, SETTINGS):
         (out / name).unlink(missing_ok=True)
