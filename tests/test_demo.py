@@ -147,7 +147,9 @@ def test_a_missed_promise_is_shown_as_missed(results):
 
 def test_a_busy_machine_is_named(results):
     assert 0 < results["own_share"] <= 1.01
-    assert "This machine was busy: steps ran 40%" in str(result_table({**results, "own_share": 0.4}))
+    busy = str(result_table({**results, "own_share": 0.4}))
+    assert "This machine was busy: steps ran 40%" in busy
+    assert max(map(len, busy.splitlines())) <= 82
     assert "busy" not in str(result_table({**results, "own_share": 0.95}))
 
 

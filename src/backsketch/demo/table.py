@@ -71,5 +71,5 @@ def _promises(results: Mapping[str, Any]) -> Iterator[str]:
 def _busy(results: Mapping[str, Any]) -> Iterator[str]:
     share = results["own_share"]
     if share is not None and share < BUSY:
-        yield f"This machine was busy: steps ran {share:.0%} of the time and waited for the rest. The times"
-        yield "  tell little; please try again when nothing else runs."
+        yield f"This machine was busy: steps ran {share:.0%} of the time and waited for the rest. The"
+        yield "  times tell little; please try again when nothing else runs."
