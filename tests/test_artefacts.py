@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 from artefacts import ARTEFACTS
@@ -199,3 +200,17 @@ def test_the_status_of_an_artefact_is_true(artefact):
 def test_pages_name_the_grids_of_an_artefact(artefact, page):
     (line,) = [line for line in page.read_text().splitlines() if f"render.py {artefact.name}`" in line]
     assert line.split("|")[2].strip() == ", ".join(f"`{grid}`" for grid in artefact.grids)
+
+
+def test_the_readme_says_what_the_records_say():
+    records = ARTEFACTS["glue"].records()
+    readme = (HERE.parent / "README.md").read_text()
+    tasks = sorted({record["cell"]["task"] for record in records if "task" in record["cell"]})
+    exact = by_seed(records, "exact", tasks)
+    assert len(exact) == 3
+    for way, named in (("recommended 0.1", "`sketch_(model)`"), ("gaussian 0.1", "the paper's Gaussian")):
+        own = by_seed(records, way, tasks)
+        gaps = [own[seed] - exact[seed] for seed in exact]
+        error = stdev(gaps) / 3**0.5
+        assert f"| {named} | 10% | {mean(own.values()):.1f} | {mean(gaps):+.2f} ± {error:.2f} |" in readme
+    assert f"| exact | 100% | {mean(exact.values()):.1f} | |" in readme
