@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -47,9 +48,15 @@ class OrthonormalSketch(BlockKind):
         device = generator.device
         signs = random_signs(count * height, generator).view(count, 1, height)
         order = torch.rand(count, height, generator=generator, device=device, dtype=torch.float32).argsort(dim=1)
-        chosen = cls.matrix(height, device).index_select(0, order[:, :dim].reshape(-1))
+        chosen = _block_matrix(cls, height, device).index_select(0, order[:, :dim].reshape(-1))
         return chosen.view(count, dim, height).mul_(signs)
 
     @classmethod
     def block_gain(cls, dim: int, height: int) -> float:
         return height / dim
+
+
+@lru_cache(maxsize=16)
+def _block_matrix(kind: type[OrthonormalSketch], height: int, device: torch.device) -> Tensor:
+    """Return a kind's matrix, made once: some are made on the host, and a step must not wait for that."""
+    return kind.matrix(height, device)
