@@ -68,10 +68,14 @@ def ratios(totals: Mapping[str, float]) -> dict[str, float]:
     }
 
 
+def with_variance(records: Sequence[Record]) -> Sequence[Record]:
+    """Return the records but for those of a single row, as a last batch may be, unless there are no others."""
+    return [record for record in records if not math.isnan(float(record["sgd_variance"]))] or records
+
+
 def add_up(records: Sequence[Record]) -> dict[str, float]:
-    """Return the sums over the records, but for those without a variance: of a single row, as a last batch may be."""
-    known = [record for record in records if not math.isnan(float(record["sgd_variance"]))] or records
-    return {name: sum(float(record[name]) for record in known) for name in QUANTITIES}
+    """Return the sums over the records that have a variance."""
+    return {name: sum(float(record[name]) for record in with_variance(records)) for name in QUANTITIES}
 
 
 def table(records: Sequence[Record]) -> str:
@@ -87,7 +91,7 @@ def table(records: Sequence[Record]) -> str:
 def _line(layer: str, records: list[Record]) -> tuple[str, ...]:
     totals = ratios(add_up(records))
     for name in ("sgd_variance", "sketch_variance"):
-        totals[name] /= len(records)
+        totals[name] /= len(with_variance(records))  # as many as were added up
     calls = sum(int(record["calls"]) for record in records)
     return layer, str(len(records)), str(calls), *(f"{totals[name]:.4g}" for name in _COLUMNS)
 
