@@ -1,10 +1,9 @@
-"""Measures: what a cell can ask for. Each writes one record."""
+"""Measures: what a cell can ask for. Each is checked before the first cell of a grid runs, and gives one record."""
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,77 +12,128 @@ import complexity
 import throughput
 import torch
 from cells import config_of, settings_of
-from grid import Cell
 
 from backsketch import ignore_attention_mask
 from backsketch.glue import finetune as tuning
 from backsketch.glue.loading import encode, load
-from backsketch.glue.reading import read_file
+from backsketch.glue.reading import read_file, task_files
+from backsketch.glue.settings import Settings
 from backsketch.glue.step_memory import largest_batch, step_memory
-from backsketch.results import make_record, write_whole
+from backsketch.results import make_record
 
 PACKAGES = ("transformers", "accelerate", "numpy")
+
+Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a cell finds its models and data, works, and leaves its record."""
+    """Where a cell finds its models and data, and keeps what it has not finished."""
 
     weights: Path
     data: Path
     work: Path
-    record: Path
 
 
-def finetune(cell: Cell, places: Places) -> None:
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What a cell is measured by.
+
+    Attributes:
+        check: raises ValueError where a cell has a wrong or missing value, or its model or data are not there.
+        run: measures and returns the record.
+    """
+
+    check: Callable[[Values, Places], None]
+    run: Callable[[Values, Places], dict[str, Any]]
+
+
+def check_finetune(values: Values, places: Places) -> None:
+    """Check the settings and look for the task's files."""
+    _check_model(values, places)
+    task_files(settings_of(values, places.weights, places.data).the_task, places.data)
+
+
+def run_finetune(values: Values, places: Places) -> dict[str, Any]:
     """Fine-tune with progress; what is stopped continues next time, unless the grid says something else by then."""
-    settings = settings_of(cell.values, places.weights, places.data)
-    record = tuning.finetune(settings, places.work / settings.slug(), progress=True)
-    _write(cell, places, record)
-    shutil.rmtree(places.work)
-
-
-def memory(cell: Cell, places: Places) -> None:
-    """Measure one step on the longest examples of a file: bytes kept, and the peak."""
-    values = dict(cell.values)
-    file = values.pop("file", None)
     settings = settings_of(values, places.weights, places.data)
+    return tuning.finetune(settings, places.work / settings.slug(), progress=True)
+
+
+def check_memory(values: Values, places: Places) -> None:
+    """Check the settings and look for the file the examples are from."""
+    _check_model(values, places)
+    task = _memory_settings(values, places).the_task
+    task_files(task, places.data, (values.get("file", task.train),))
+
+
+def run_memory(values: Values, places: Places) -> dict[str, Any]:
+    """Measure one step on the longest examples of a file: bytes kept, and the peak."""
+    settings = _memory_settings(values, places)
     task = settings.the_task
     torch.manual_seed(settings.seed)
     model, tokenizer = load(settings)
-    examples = read_file(task, places.data / task.folder / (file or task.train))
+    examples = read_file(task, places.data / task.folder / values.get("file", task.train))
     encoded = encode(examples, model, tokenizer, settings.the_recipe.max_length)
     batch = largest_batch(encoded, tokenizer, settings.the_recipe.batch_size)
     ignore_attention_mask(model, settings.ignore_mask)
     measured = step_memory(model, batch, settings.config, lambda name, module: not settings.excluded(name))
-    _write(cell, places, make_record(settings=settings.describe(), results=measured, packages=PACKAGES))
+    return make_record(settings=settings.describe(), results=measured, packages=PACKAGES)
 
 
-def counted(cell: Cell, places: Places) -> None:
+def check_complexity(values: Values, places: Places) -> None:
+    """Check the sketch and that the layer's sizes are given."""
+    config_of(values)
+    _check_names(values, _parameters(complexity.count) - {"config"})
+
+
+def run_complexity(values: Values, places: Places) -> dict[str, Any]:
     """Count the operations and bytes of one linear layer."""
-    values = cell.values
     results = complexity.count(config_of(values), values["rows"], values["inputs"], values["outputs"])
-    _write(cell, places, make_record(settings=dict(values), results=results))
+    return make_record(settings=dict(values), results=results)
 
 
-def timed(cell: Cell, places: Places) -> None:
+def check_throughput(values: Values, places: Places) -> None:
+    """Check the ways and look for the model."""
+    _check_names(values, _parameters(throughput.compare) - {"weights", "configs"} | {"ways"})
+    _check_model(values, places)
+    for way in values["ways"].values():
+        config_of(way)
+
+
+def run_throughput(values: Values, places: Places) -> dict[str, Any]:
     """Time steps of one model in several ways, interleaved."""
-    ways: Mapping[str, dict[str, Any]] = cell.values["ways"]
-    configs = {name: config_of(way) for name, way in ways.items()}
-    rest = {name: value for name, value in cell.values.items() if name != "ways"}
+    configs = {name: config_of(way) for name, way in values["ways"].items()}
+    rest = {name: value for name, value in values.items() if name != "ways"}
     results = throughput.compare(places.weights, configs, **rest)
-    _write(cell, places, make_record(settings=dict(cell.values), results=results, packages=PACKAGES))
+    return make_record(settings=dict(values), results=results, packages=PACKAGES)
 
 
-def _write(cell: Cell, places: Places, record: dict[str, Any]) -> None:
-    """Write the record with the cell's labels, by which it is found again."""
-    places.record.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(places.record, json.dumps({"cell": cell.labels, **record}, indent=1) + "\n")
+def _memory_settings(values: Values, places: Places) -> Settings:
+    given = {name: value for name, value in values.items() if name != "file"}
+    return settings_of(given, places.weights, places.data)
 
 
-MEASURES: dict[str, Callable[[Cell, Places], None]] = {
-    "finetune": finetune,
-    "memory": memory,
-    "complexity": counted,
-    "throughput": timed,
+def _check_model(values: Values, places: Places) -> None:
+    _check_names(values, {"model"})
+    if not (places.weights / values["model"] / "config.json").is_file():
+        raise ValueError(
+            f"weights must have a directory {values['model']!r} with config.json, got {str(places.weights)!r}"
+        )
+
+
+def _check_names(values: Values, needed: Collection[str]) -> None:
+    if missing := sorted(set(needed) - values.keys()):
+        raise ValueError(f"a cell of this measure must have {', '.join(missing)}")
+
+
+def _parameters(function: Callable[..., object]) -> set[str]:
+    return set(inspect.signature(function).parameters)
+
+
+MEASURES = {
+    "finetune": Measure(check_finetune, run_finetune),
+    "memory": Measure(check_memory, run_memory),
+    "complexity": Measure(check_complexity, run_complexity),
+    "throughput": Measure(check_throughput, run_throughput),
 }

@@ -9,18 +9,20 @@ an unfinished fine-tuning continues from its last checkpoint.
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from checks import check
 from grid import Cell, read_grid
 from measures import MEASURES, Places
 from rich.console import Console
 
 from backsketch.glue.finetune import Interrupted
+from backsketch.results import write_whole
 
 HERE = Path(__file__).parent
 
@@ -40,13 +42,14 @@ def main(
     missing = [cell for cell in cells if not (records / f"{cell.name}.json").is_file()]
     say(f"{len(cells)} cells, {len(missing)} without a record")
     if not list_only:
-        check_cells(missing, weights, data)
+        check_cells(missing, Places(weights, data, work))
     for number, cell in enumerate(missing, 1):
         say(f"[bold]{number}/{len(missing)}[/bold] {cell.name}")
-        if list_only or (records / f"{cell.name}.json").is_file():  # written meanwhile by another process
+        path = records / f"{cell.name}.json"
+        if list_only or path.is_file():  # written meanwhile by another process
             continue
         try:
-            MEASURES[cell.measure](cell, Places(weights, data, work / cell.name, records / f"{cell.name}.json"))
+            measure(cell, Places(weights, data, work / cell.name), path)
         except Interrupted as stopped:
             say(str(stopped))
             sys.exit(130)
@@ -66,16 +69,25 @@ def chosen_cells(grids: list[Path], only: list[str] | None) -> list[Cell]:
     return chosen
 
 
-def check_cells(cells: list[Cell], weights: Path, data: Path) -> None:
+def check_cells(cells: list[Cell], places: Places) -> None:
     """Find a mistake in any cell, and what it would miss, before anything runs."""
-    for name, folder in (("weights", weights), ("data", data)):
+    for name, folder in (("weights", places.weights), ("data", places.data)):
         if not folder.is_dir():
             raise typer.BadParameter(f"{name} must be a directory, got {str(folder)!r}")
-    try:
-        for cell in cells:
-            check(cell, weights, data)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    for cell in cells:
+        try:
+            MEASURES[cell.measure].check(cell.values, places)
+        except (TypeError, ValueError) as error:
+            raise typer.BadParameter(f"{cell.name}: {error}") from error
+
+
+def measure(cell: Cell, places: Places, path: Path) -> None:
+    """Write the record with the cell's labels, by which it is found again; then nothing unfinished is left of it."""
+    record = MEASURES[cell.measure].run(cell.values, places)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps({"cell": cell.labels, **record}, indent=1) + "\n")
+    if places.work.is_dir():
+        shutil.rmtree(places.work)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ from pathlib import Path
 import complexity
 import pytest
 import torch
+import typer
 from cells import config_of, settings_of
-from checks import check
 from grid import Cell, read_grid
 from measures import MEASURES, Places
+from run import check_cells
 from torch import nn
 
 from backsketch import SketchConfig
@@ -119,11 +120,8 @@ def test_the_papers_gaussian_sketches_padded_rows_in_every_grid_with_padding():
 
 def test_memory_is_measured_as_the_cell_says(place):
     def kept(**values):
-        cell = Cell(
-            "grid", values, "memory", {"task": "CoLA", "model": "model", "batch_size": 8, "ratio": 0.5, **values}
-        )
-        MEASURES["memory"](cell, Places(place, place, place / "work", place / "memory.json"))
-        return json.loads((place / "memory.json").read_text())["results"]["kept_bytes"]
+        given = {"task": "CoLA", "model": "model", "batch_size": 8, "ratio": 0.5, **values}
+        return MEASURES["memory"].run(given, Places(place, place, place / "work"))["results"]["kept_bytes"]
 
     assert kept(ignore_mask=True) < kept()
 
@@ -177,6 +175,7 @@ def test_a_mistake_in_the_last_cell_is_found_before_the_first_runs(place):
             "epochs must be a positive integer",
         ),
         ("finetune", {"task": "CoLA", "model": "model", "exact": True, "colour": 0}, "cannot have colour"),
+        ("finetune", {"task": "CoLA", "model": "model", "exact": True, "file": "dev.tsv"}, "cannot have file"),
         ("finetune", {"model": "model", "exact": True}, "must have task"),
         ("finetune", {"task": "CoLA", "exact": True}, "must have model"),
         ("finetune", {"task": "CoLA", "model": "other", "exact": True}, "weights must have a directory 'other'"),
@@ -188,8 +187,8 @@ def test_a_mistake_in_the_last_cell_is_found_before_the_first_runs(place):
     ],
 )
 def test_what_is_wrong_with_a_cell_is_said_with_its_name(measure, values, complaint, place):
-    with pytest.raises(ValueError, match=f"grid/bad: .*{complaint}"):
-        check(Cell("grid", {"way": "bad"}, measure, values), place, place)
+    with pytest.raises(typer.BadParameter, match=f"grid/bad: .*{complaint}"):
+        check_cells([Cell("grid", {"way": "bad"}, measure, values)], Places(place, place, place / "work"))
 
 
 @pytest.mark.parametrize("measure", MEASURES)
@@ -201,7 +200,7 @@ def test_every_measure_is_checked(measure, place):
         "complexity": {"rows": 3, "inputs": 3, "outputs": 3, "ratio": 0.5},
         "throughput": {"model": "model", "batch_size": 3, "length": 3, "rounds": 1, "threads": 1, "ways": ways},
     }
-    check(Cell("grid", {}, measure, values[measure]), place, place)
+    MEASURES[measure].check(values[measure], Places(place, place, place / "work"))
 
 
 def test_counted_operations_are_those_of_the_formulas():
