@@ -18,6 +18,8 @@ from .seeds import draw_seed
 from .sharing import shared
 from .transforms import check_backward, check_forward
 
+_DEFAULT = SketchConfig.recommended()  # made here, as a graph cannot make one
+
 
 def sketched_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, config: SketchConfig | None = None
@@ -42,7 +44,7 @@ def sketched_linear(
     if not weight.requires_grad:
         return F.linear(x, weight, bias)
     check_inputs(x, weight)
-    config = SketchConfig.recommended() if config is None else check_config(config)
+    config = _DEFAULT if config is None else check_config(config)
     if seed is None and config.keeps_all:  # an operator would have to copy x to keep it
         return F.linear(x, weight, bias)
     device = x.device.type
@@ -56,13 +58,15 @@ def _run(
     x: Tensor, weight: Tensor, bias: Tensor | None, config: SketchConfig, seed: Tensor | None, cast: torch.dtype | None
 ) -> Tensor:
     source, x = x, autocast_to(x, cast)
+    how: SketchConfig | str = config
     if seed is None:  # compiling: the operator draws it, and the compiler shares
-        valid, kept = None, traced_keep(as_rows(x.detach()), config)
+        how = config.spelled
+        valid, kept = None, traced_keep(as_rows(x.detach()), how)
     else:
         valid = valid_for(x, seed)
         kept = shared(source, (config, cast, id(valid)), lambda: keep(as_rows(x.detach()), config, seed, valid))
     function = _TransformedLinear if torch._C._are_functorch_transforms_active() else _SketchedLinear
-    out: Tensor = function.apply(x, weight, bias, config, cast, valid, *kept)  # type: ignore[no-untyped-call]
+    out: Tensor = function.apply(x, weight, bias, how, cast, valid, *kept)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -70,7 +74,7 @@ def _forward(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    config: SketchConfig,
+    how: SketchConfig | str,
     cast: torch.dtype | None,
     valid: Tensor | None,
     *kept: Tensor,
@@ -80,11 +84,11 @@ def _forward(
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
-    _, weight, bias, config, _, valid, *kept = inputs
+    _, weight, bias, how, _, valid, *kept = inputs
     # The seed and the mask are saved tensors like the rows: checkpointing recomputes all of them, or none.
     ctx.save_for_backward(weight if ctx.needs_input_grad[0] else None, valid, *kept)
     ctx.valid = valid  # and once more outside, for valid_for to find while checkpointing recomputes
-    ctx.config = config
+    ctx.how = how  # the config, or its spelling where a graph was traced
     ctx.in_features, ctx.weight_dtype = weight.shape[1], weight.dtype
     ctx.bias_dtype = None if bias is None else bias.dtype
     ctx.set_materialize_grads(False)
@@ -137,7 +141,7 @@ def _gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         check_promise(valid, y)
     if ctx.needs_input_grad[1]:  # first, so that the compressed Y is gone before ∂x is there
         estimate = traced_weight_gradient if torch.compiler.is_compiling() else weight_gradient
-        grad_weight = estimate(tuple(kept), y, ctx.config, ctx.in_features, valid).to(ctx.weight_dtype)
+        grad_weight = estimate(tuple(kept), y, ctx.how, ctx.in_features, valid).to(ctx.weight_dtype)
     if ctx.needs_input_grad[0]:
         grad_x = grad_out @ weight.to(grad_out.dtype)
     if ctx.needs_input_grad[2]:

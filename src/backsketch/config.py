@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from numbers import Integral, Real
 from typing import TypeGuard
 
@@ -16,7 +18,7 @@ DEFAULT_RATIO = 0.1
 STORED_BITS = (8, 4, 2)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class SketchConfig:
     """Say what is kept of an input of B rows: the kind of sketch, its size B_proj, and how its rows are stored.
 
@@ -63,6 +65,7 @@ class SketchConfig:
             object.__setattr__(self, "bits", int(self.bits))
         if not isinstance(self.center, bool):
             raise TypeError(f"center must be True or False, got {self.center!r}")
+        self.spelled  # noqa: B018  # now, as torch.compile can read it but not make it
 
     @classmethod
     def recommended(cls, keep: float = 0.1) -> SketchConfig:
@@ -76,6 +79,11 @@ class SketchConfig:
             return cls(ratio=1.0)
         bits = 8 if share >= _row_share(8) else 4
         return cls(ratio=min(1.0, share / _row_share(bits)), bits=bits)
+
+    @cached_property
+    def spelled(self) -> str:
+        """Return all fields in one string, the form in which a graph takes them."""
+        return json.dumps(asdict(self))
 
     @property
     def keeps_all(self) -> bool:

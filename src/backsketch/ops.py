@@ -4,10 +4,14 @@ Drawing the seed, sketching, and returning both is one operator, so that no pass
 the other: rows and seed always come from the same draw, and backward never meets rows of another S. (Random numbers
 drawn by traced code may be drawn again in backward; E[∂W] is then near 0.) The compiler may treat equal calls as one,
 which is the compiled form of sharing: q, k and v read one tensor and keep one sketch of it.
+
+A config crosses into a graph as one string. Of its numbers the compiler would make inputs of the graph where layers
+differ in them, and they are not: what is kept has another shape for each.
 """
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from typing import Any
 
@@ -20,41 +24,26 @@ from .seeds import draw_seed
 from .sketches.base import compute_dtype
 from .storage import group_count, packed_bytes
 
-# A config crosses into a graph field by field: an operator takes plain values alone.
-_FIELDS = {
-    "kind": "str",
-    "ratio": "float?",
-    "dim": "int?",
-    "min_dim": "int",
-    "max_dim": "int?",
-    "block": "int?",
-    "bits": "int?",
-    "center": "bool",
-}
-_CONFIG_SCHEMA = ", ".join(f"{kind} {name}" for name, kind in _FIELDS.items())
-
 # A generator made and seeded in the middle of a captured CUDA graph would be frozen into it.
 _TAGS: dict[str, Any] = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
 
 
-def traced_keep(x: Tensor, config: SketchConfig) -> tuple[Tensor, ...]:
+def traced_keep(x: Tensor, spelled: str) -> tuple[Tensor, ...]:
     """Draw a seed and return what to keep of x, the seed first: x (rows, in_features) -> tensors."""
-    return tuple(_keep(x, *_fields(config)))
+    return tuple(_keep(x, spelled))
 
 
 def traced_weight_gradient(
-    kept: tuple[Tensor, ...], y: Tensor, config: SketchConfig, in_features: int, valid: Tensor | None = None
+    kept: tuple[Tensor, ...], y: Tensor, spelled: str, in_features: int, valid: Tensor | None = None
 ) -> Tensor:
     """Return the unbiased estimate of Yᵀ X: kept, y (rows, out_features) -> (out_features, in_features)."""
-    out: Tensor = _weight_gradient(list(kept), y, in_features, valid, *_fields(config))
+    out: Tensor = _weight_gradient(list(kept), y, in_features, valid, spelled)
     return out
 
 
-@torch.library.custom_op(
-    "backsketch::keep", mutates_args=(), schema=f"(Tensor x, {_CONFIG_SCHEMA}) -> Tensor[]", **_TAGS
-)
-def _keep(x: Tensor, *fields: Any) -> list[Tensor]:
-    config = _config(*fields)
+@torch.library.custom_op("backsketch::keep", mutates_args=(), schema="(Tensor x, str config) -> Tensor[]", **_TAGS)
+def _keep(x: Tensor, spelled: str) -> list[Tensor]:
+    config = _config(spelled)
     kept = keep(x, config, draw_seed())
     if kept[1] is not x:
         return list(kept)
@@ -64,8 +53,8 @@ def _keep(x: Tensor, *fields: Any) -> list[Tensor]:
 
 
 @_keep.register_fake
-def _(x: Tensor, *fields: Any) -> list[Tensor]:
-    config = _config(*fields)
+def _(x: Tensor, spelled: str) -> list[Tensor]:
+    config = _config(spelled)
     rows, features = x.shape
     dim = config.dim_for(rows)
     seed = torch.empty((), dtype=torch.int64, device="cpu")
@@ -79,22 +68,18 @@ def _(x: Tensor, *fields: Any) -> list[Tensor]:
 @torch.library.custom_op(
     "backsketch::weight_gradient",
     mutates_args=(),
-    schema=f"(Tensor[] kept, Tensor y, SymInt in_features, Tensor? valid, {_CONFIG_SCHEMA}) -> Tensor",
+    schema="(Tensor[] kept, Tensor y, SymInt in_features, Tensor? valid, str config) -> Tensor",
     **_TAGS,
 )
-def _weight_gradient(kept: list[Tensor], y: Tensor, in_features: int, valid: Tensor | None, *fields: Any) -> Tensor:
-    return weight_gradient(tuple(kept), y, _config(*fields), in_features, valid)
+def _weight_gradient(kept: list[Tensor], y: Tensor, in_features: int, valid: Tensor | None, spelled: str) -> Tensor:
+    return weight_gradient(tuple(kept), y, _config(spelled), in_features, valid)
 
 
 @_weight_gradient.register_fake
-def _(kept: list[Tensor], y: Tensor, in_features: int, valid: Tensor | None, *fields: Any) -> Tensor:
+def _(kept: list[Tensor], y: Tensor, in_features: int, valid: Tensor | None, spelled: str) -> Tensor:
     return y.new_empty(y.shape[1], in_features)
 
 
-def _fields(config: SketchConfig) -> tuple[Any, ...]:
-    return tuple(getattr(config, name) for name in _FIELDS)
-
-
 @lru_cache(maxsize=1024)
-def _config(*fields: Any) -> SketchConfig:
-    return SketchConfig(**dict(zip(_FIELDS, fields, strict=True)))
+def _config(spelled: str) -> SketchConfig:
+    return SketchConfig(**json.loads(spelled))
