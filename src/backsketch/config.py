@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from numbers import Integral, Real
 from typing import TypeGuard
@@ -83,7 +83,7 @@ class SketchConfig:
     @cached_property
     def spelled(self) -> str:
         """Return all fields in one string, the form in which a graph takes them."""
-        return json.dumps(asdict(self))
+        return json.dumps({field.name: getattr(self, field.name) for field in fields(self)})
 
     @property
     def keeps_all(self) -> bool:
