@@ -9,7 +9,6 @@ an unfinished fine-tuning continues from its last checkpoint.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from fnmatch import fnmatchcase
@@ -22,7 +21,7 @@ from measures import MEASURES, Places
 from rich.console import Console
 
 from backsketch.glue.finetune import Interrupted
-from backsketch.results import write_whole
+from backsketch.results import write_json
 
 HERE = Path(__file__).parent
 
@@ -84,8 +83,7 @@ def check_cells(cells: list[Cell], places: Places) -> None:
 def measure(cell: Cell, places: Places, path: Path) -> None:
     """Write the record with the cell's labels, by which it is found again; then nothing unfinished is left of it."""
     record = MEASURES[cell.measure].run(cell.values, places)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps({"cell": cell.labels, **record}, indent=1) + "\n")
+    write_json(path, {"cell": cell.labels, **record})
     if places.work.is_dir():
         shutil.rmtree(places.work)
 

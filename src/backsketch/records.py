@@ -75,7 +75,8 @@ def with_variance(records: Sequence[Record]) -> Sequence[Record]:
 
 def add_up(records: Sequence[Record]) -> dict[str, float]:
     """Return the sums over the records that have a variance."""
-    return {name: sum(float(record[name]) for record in with_variance(records)) for name in QUANTITIES}
+    known = with_variance(records)
+    return {name: sum(float(record[name]) for record in known) for name in QUANTITIES}
 
 
 def table(records: Sequence[Record]) -> str:
@@ -89,9 +90,10 @@ def table(records: Sequence[Record]) -> str:
 
 
 def _line(layer: str, records: list[Record]) -> tuple[str, ...]:
-    totals = ratios(add_up(records))
+    known = with_variance(records)
+    totals = ratios(add_up(known))
     for name in ("sgd_variance", "sketch_variance"):
-        totals[name] /= len(with_variance(records))  # as many as were added up
+        totals[name] /= len(known)
     calls = sum(int(record["calls"]) for record in records)
     return layer, str(len(records)), str(calls), *(f"{totals[name]:.4g}" for name in _COLUMNS)
 

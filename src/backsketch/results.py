@@ -37,15 +37,15 @@ def make_record(*, settings: dict[str, Any], results: Any, packages: Sequence[st
 def write_record(path: Path, *, settings: dict[str, Any], results: Any, packages: Sequence[str] = ()) -> Path:
     """Write the record and return its path."""
     record = make_record(settings=settings, results=results, packages=packages)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(record, indent=1) + "\n")
+    write_json(path, record)
     return path
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_json(path: Path, value: Any) -> None:
     """Write a file such that no one ever finds half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
+    part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     part.replace(path)
 
 

@@ -24,7 +24,7 @@ from ..attention_mask import ignore_attention_mask
 from ..config import SketchConfig
 from ..conversion import Configs
 from ..integrations.transformers import SketchCallback
-from ..results import write_record, write_whole
+from ..results import write_json, write_record
 from .curves import curves, most_kept, noise
 from .folder import LOG, MODEL, NOISE, RECORD, begin, finished, forget_checkpoints, last_checkpoint, leave, step_of
 from .loading import check_exclude, encode, load
@@ -128,7 +128,7 @@ class _Run:
         log, state = trainer.state.log_history, trainer.state
         if stop.stopped:
             raise Interrupted(f"stopped after step {state.global_step} of {steps}; the same command continues")
-        write_whole(self.out / LOG, json.dumps(log, indent=1) + "\n")
+        write_json(self.out / LOG, log)
         learned = curves(log, task)
         seconds = clock.step_seconds()
         results = {

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ..results import write_whole
+from ..results import write_json
 from .settings import Settings
 
 RECORD, SETTINGS, LOG, NOISE, MODEL = "record.json", "settings.json", "log.json", "noise.jsonl", "model"
@@ -42,7 +42,7 @@ def begin(described: dict[str, Any], out: Path, overwrite: bool) -> None:
     if overwrite:
         clear(out)
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / SETTINGS, json.dumps(described, indent=1) + "\n")
+    write_json(out / SETTINGS, described)
 
 
 def clear(out: Path) -> None:
