@@ -39,7 +39,7 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
     parts = [
         table(["training", "kept", *tasks, "mean"], lines),
         _NOTE,
-        _verdict(small, tasks),
+        _verdict(small, "glue", tasks),
         _losses(small, names, tasks),
         f"The paper's own averages (RoBERTa-base, ten columns, 10 epochs): {theirs}.",
         _recipes(small),
@@ -58,23 +58,26 @@ def _cell(values: list[float]) -> str:
 
 def _kept(records: list[Record], way: str) -> str:
     shares = []
-    for record in select(records, "glue", way=way):
-        exact = select(records, "glue", way="exact", task=record["cell"]["task"])
+    for record in records:
+        if record["cell"]["way"] != way:
+            continue
+        exact = select(records, record["grid"], way="exact", task=record["cell"].get("task"))
         if exact:
             shares.append(record["results"]["memory"]["kept_bytes"] / exact[0]["results"]["memory"]["kept_bytes"])
     return f"{mean(shares):.0%}" if shares else MISSING
 
 
-def _verdict(records: list[Record], tasks: list[str]) -> str:
+def _verdict(records: list[Record], grid: str, tasks: list[str]) -> str:
     """Return how far ours is from exact and from the paper's Gaussian, over the seeds all three have."""
     ways_of = ("recommended 0.1", "exact", "gaussian 0.1")
-    ours, exact, gaussian = (by_seed(records, way, tasks) for way in ways_of)
+    ours, exact, gaussian = (by_seed(records, way, tasks, grid) for way in ways_of)
     seeds = sorted(ours.keys() & exact.keys() & gaussian.keys())
     if not seeds:
         return "The comparison at a tenth of the bytes is not complete."
     from_exact, from_gaussian = (_points([ours[seed] - other[seed] for seed in seeds]) for other in (exact, gaussian))
     return (
-        f"At a tenth of the bytes, mean of {len(tasks)} tasks over {len(seeds)} seed{'s' if len(seeds) > 1 else ''}: "
+        f"At a tenth of the bytes, {f'mean of {len(tasks)} tasks' if len(tasks) > 1 else tasks[0]} over "
+        f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}: "
         f"ours − exact {from_exact}, ours − the paper's Gaussian {from_gaussian}."
     )
 
@@ -103,27 +106,26 @@ def _larger(records: list[Record]) -> str:
     """Return what an encoder of the paper's size reached on one task."""
     if not records:
         return ""
-    exact = select(records, "base", way="exact")
     lines = []
-    for record in records:
-        results = record["results"]
-        kept = results["memory"]["kept_bytes"] / exact[0]["results"]["memory"]["kept_bytes"] if exact else None
+    for way in ordered(ways(records)):
+        runs = select(records, "base", way=way)
         lines.append(
             [
-                shown(record["cell"]["way"]),
-                MISSING if kept is None else f"{kept:.0%}",
-                f"{late_loss(record):.3f}",
-                f"{results['curves']['eval'][-1]['loss']:.3f}",
-                f"{100 * results['score']:.1f}",
+                shown(way),
+                _kept(records, way),
+                f"{mean(map(late_loss, runs)):.3f}",
+                f"{mean(run['results']['curves']['eval'][-1]['loss'] for run in runs):.3f}",
+                _cell([100 * run["results"]["score"] for run in runs]),
             ]
         )
     settings, examples = records[0]["settings"], records[0]["results"]["examples"]["train"]
     recipe = settings["recipe"]
     return (
         f"An encoder of RoBERTa-base's shapes ({settings['model']}) on {settings['task']}: {examples:,} examples, "
-        f"{_epochs(recipe)}, batch {recipe['batch_size']}, learning rate {recipe['learning_rate']:g}, one seed; the "
+        f"{_epochs(recipe)}, batch {recipe['batch_size']}, learning rate {recipe['learning_rate']:g}; the "
         "training loss is that of the second half:\n\n"
         + table(["training", "kept", "training loss", "evaluation loss", "score"], lines)
+        + f"\n\n{_verdict(records, 'base', [settings['task']])}"
     )
 
 

@@ -12,10 +12,10 @@ def scores(records: list[Record], way: str, task: str) -> list[float]:
     return [100 * record["results"]["score"] for record in select(records, "glue", way=way, task=task)]
 
 
-def by_seed(records: list[Record], way: str, tasks: list[str]) -> dict[int, float]:
+def by_seed(records: list[Record], way: str, tasks: list[str], grid: str = "glue") -> dict[int, float]:
     """Return the mean over all tasks for each seed that has them all."""
     found: dict[int, list[float]] = {}
-    for record in select(records, "glue", way=way):
+    for record in select(records, grid, way=way):
         found.setdefault(_seed(record), []).append(100 * record["results"]["score"])
     return {seed: mean(each) for seed, each in sorted(found.items()) if len(each) == len(tasks)}
 
