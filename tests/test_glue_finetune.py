@@ -1,9 +1,11 @@
 """Fine-tuning: a run writes its record, can be stopped and continued, and does what its settings say."""
 
+import itertools
 import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,13 +57,20 @@ def same(first, second):
 
 
 class Press(TrainerCallback):
-    """Press Ctrl-C in a step."""
+    """Press Ctrl-C in a step, or in the evaluation after so many steps."""
 
-    def __init__(self, step):
-        self.step = step
+    def __init__(self, step, evaluating=False):
+        self.step, self.evaluating = step, evaluating
 
     def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
+        self.press(state, not self.evaluating)
+
+    def on_prediction_step(self, args, state, control, **kwargs):
+        self.press(state, self.evaluating)
+
+    def press(self, state, now):
+        if now and state.global_step == self.step:
+            self.step = None
             os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -196,15 +205,19 @@ def test_throughput_counts_the_steps_before_a_stop(place, tmp_path, monkeypatch)
     assert results["throughput"] == {"step_seconds": 4.0, "samples_per_second": 2.0}
 
 
-def test_throughput_of_a_run_that_had_only_its_record_to_write(place, tmp_path, monkeypatch):
+@pytest.mark.parametrize("steps", [5, 6], ids=["in an epoch", "at its end"])
+def test_a_run_that_had_only_its_record_to_write_makes_no_further_step(steps, place, tmp_path, monkeypatch):
     slow = Slow(monkeypatch, [100.0, 2.0, 2.0, 2.0, 2.0, 2.0])
-    chosen = settings(place, noise_every=0)
+    chosen = settings(place, noise_every=0, max_steps=steps, budget="40%")
+    whole = finetune(chosen, tmp_path / "whole", callbacks=(slow,))["results"]
     with monkeypatch.context() as broken:
         broken.setattr(tuning, "write_record", None)
         with pytest.raises(TypeError):
-            finetune(chosen, tmp_path, callbacks=(slow,))
-    results = finetune(chosen, tmp_path)["results"]
-    assert (results["resumed_from_step"], results["throughput"]["step_seconds"]) == (6, 2.0)
+            finetune(chosen, tmp_path / "parts", callbacks=(slow,))
+    shutil.rmtree(tmp_path / "parts" / "model")
+    results = finetune(chosen, tmp_path / "parts")["results"]
+    assert results == {**whole, "resumed_from_step": steps}
+    assert same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
 
 
 def test_a_run_begins_again_where_its_only_checkpoint_was_cut_short(place, tmp_path):
@@ -224,6 +237,56 @@ def test_ctrl_c_in_the_last_step_ends_a_run_that_is_finished(place, tmp_path):
     assert finetune(settings(place), tmp_path, callbacks=(Press(5),))["results"]["steps"] == 6
 
 
+@pytest.mark.parametrize("options", [{}, {"eval_every": 2}], ids=["after epochs", "after steps"])
+def test_ctrl_c_in_the_last_evaluation_ends_a_run_that_is_finished(options, place, tmp_path):
+    chosen = settings(place, max_steps=5, **options)
+    results = finetune(chosen, tmp_path, callbacks=(Press(5, evaluating=True),))["results"]
+    assert (results["steps"], results["curves"]["eval"][-1]["step"]) == (5, 5)
+
+
+def test_a_run_that_continues_measures_and_logs_the_same_steps(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "_LOGS", 3)  # of 12 steps each fourth, and the ends of epochs
+    recipe = recipe_for(find_task("cola"), epochs=4, batch_size=8, learning_rate=1e-2)
+    chosen = settings(place, recipe=recipe, noise_every=4, noise_layers=("*.0.output.dense",))
+    whole = finetune(chosen, tmp_path / "whole")["results"]
+    with pytest.raises(Interrupted, match="after step 5 of 12"):
+        finetune(chosen, tmp_path / "parts", callbacks=(Press(4),))
+    parts = finetune(chosen, tmp_path / "parts")["results"]
+    for results in (whole, parts):
+        assert [record["step"] for record in results["noise"]["records"]] == [1, 5, 9]
+    assert parts["noise"]["records"] == whole["noise"]["records"]
+    losses = [{point["step"]: point["loss"] for point in each["curves"]["train"]} for each in (whole, parts)]
+    assert list(losses[0]) == [3, 4, 6, 8, 9, 12]
+    assert list(losses[1]) == [3, 4, 5, 6, 8, 9, 12]
+    assert (losses[1].pop(5) + losses[1].pop(6)) / 2 == pytest.approx(losses[0].pop(6))
+    assert losses[1] == losses[0]
+
+
+def test_tensorboard_forgets_what_came_after_the_checkpoint(place, tmp_path):
+    class Break(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 5:
+                raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        finetune(settings(place), tmp_path, callbacks=(Break(),))
+    finetune(settings(place), tmp_path)
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [point.step for point in board.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("task", ["cola", "sts-b"])
+def test_a_run_that_diverges_says_so(task, place, tmp_path):
+    recipe = recipe_for(find_task(task), epochs=1, batch_size=8, learning_rate=1e30, warmup=0.0)
+    results = finetune(settings(place, task, config=None, recipe=recipe), tmp_path)["results"]
+    assert [point["loss"] is None for point in results["curves"]["train"]] == [False, True, True]
+    assert results["score"] is results["best_score"] is None
+    assert set(results["metrics"].values()) == {None}
+    assert "NaN" not in (tmp_path / "log.json").read_text() + (tmp_path / "record.json").read_text()
+
+
 def test_a_finished_run_is_not_run_again(place, tmp_path):
     first = finetune(settings(place), tmp_path)
     assert finetune(settings(place), tmp_path) == first
@@ -239,17 +302,45 @@ def test_a_mistake_costs_no_run_and_leaves_no_folder(place, tmp_path):
     with pytest.raises(ValueError, match="matches no linear layer"):
         finetune(wrong, tmp_path / "out", overwrite=True)
     assert finetune(settings(place), tmp_path / "out") == record
-    for mistake in (wrong, settings(place, budget="0.0001%")):  # of the second only the first batch can tell
+    before = files(tmp_path / "out")
+    small = settings(place, budget="0.0001%")  # of which only the first batch can tell
+    for mistake in (wrong, small):
         with pytest.raises(ValueError, match=r"matches no linear layer|budget must be at least"):
             finetune(mistake, tmp_path / "new")
         assert not (tmp_path / "new").exists()
+    with pytest.raises(ValueError, match="budget must be at least"):
+        finetune(small, tmp_path / "out", overwrite=True)
+    assert files(tmp_path / "out") == before
 
 
-def test_checkpoints_of_something_else_are_left_alone(place, tmp_path):
-    (tmp_path / "checkpoint-7").mkdir()
-    with pytest.raises(ValueError, match="has checkpoints of something else"):
+def files(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["checkpoint-7", "tensorboard", "record.json", "log.json"])
+def test_files_of_something_else_are_left_alone(name, place, tmp_path):
+    (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=f"has {name} of something else"):
         finetune(settings(place), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-7"]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_model_of_something_else_is_not_replaced(place, tmp_path):
+    (tmp_path / "model").mkdir()
+    for overwrite in (False, True):
+        with pytest.raises(ValueError, match="has a model of something else"):
+            finetune(settings(place), tmp_path, overwrite=overwrite)
+
+
+def test_no_two_processes_write_to_one_folder(place, tmp_path):
+    class Another(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            with pytest.raises(ValueError, match="is in use by another process"):
+                finetune(settings(place), tmp_path)
+            control.should_training_stop = True
+
+    finetune(settings(place), tmp_path, callbacks=(Another(),))
+    assert not (tmp_path / "lock").exists()
 
 
 def test_overwriting_removes_only_what_the_run_wrote(place, tmp_path):
@@ -261,9 +352,9 @@ def test_overwriting_removes_only_what_the_run_wrote(place, tmp_path):
 
 def test_out_must_be_a_directory(place, tmp_path):
     (tmp_path / "file").write_text("")
-    for overwrite in (False, True):
-        with pytest.raises(ValueError, match="out must be a directory, got the file"):
-            finetune(settings(place), tmp_path / "file", overwrite=overwrite)
+    for out, overwrite in itertools.product((tmp_path / "file", tmp_path / "file" / "below"), (False, True)):
+        with pytest.raises(ValueError, match=r"out must be a directory, got .*file' is a file"):
+            finetune(settings(place), out, overwrite=overwrite)
 
 
 def copied(place, folder):
@@ -274,6 +365,64 @@ def copied(place, folder):
 def change_weights(model):
     weights = load_file(model / "model.safetensors")
     save_file({name: value + 1 for name, value in weights.items()}, model / "model.safetensors", {"format": "pt"})
+
+
+def test_a_model_of_one_task_is_trained_on_another(place, tmp_path):
+    finetune(settings(place, "sts-b", max_steps=1), tmp_path / "first")
+    chosen = replace(settings(place, "mrpc", max_steps=1), model=str(tmp_path / "first" / "model"))
+    assert finetune(chosen, tmp_path / "second")["results"]["steps"] == 1
+
+
+def broken_model(place, folder, break_it):
+    model = shutil.copytree(place / "model", folder / "model")
+    break_it(model)
+    return model
+
+
+def without_tokenizer(model):
+    for path in (*model.glob("vocab*"), *model.glob("token*")):
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (without_tokenizer, "has no vocabulary: the files of its tokenizer are missing"),
+        (lambda model: (model / "model.safetensors").write_bytes(b"half"), "could not be loaded"),
+    ],
+    ids=["no tokenizer", "half the weights"],
+)
+def test_a_broken_model_is_refused(break_it, message, place, tmp_path):
+    model = broken_model(place, tmp_path, break_it)
+    with pytest.raises(ValueError, match=message):
+        finetune(replace(settings(place), model=str(model)), tmp_path / "out")
+
+
+def test_the_end_of_a_text_pads_where_nothing_else_does(place, tmp_path):
+    def without_padding(model):
+        path = model / "tokenizer_config.json"
+        names = {**json.loads(path.read_text()), "pad_token": None, "eos_token": "[SEP]"}
+        path.write_text(json.dumps(names))
+
+    model = broken_model(place, tmp_path, without_padding)
+    finetune(replace(settings(place, max_steps=1), model=str(model)), tmp_path / "out")
+
+
+@pytest.mark.parametrize(("task", "special"), [("cola", 2), ("mrpc", 3)])
+def test_a_length_without_room_for_a_word_is_refused(task, special, place, tmp_path):
+    recipe = recipe_for(find_task(task), max_length=special)
+    with pytest.raises(ValueError, match=f"max_length must be above {special}, .*, got {special}"):
+        finetune(settings(place, task, recipe=recipe), tmp_path)
+
+
+def test_more_than_one_device_is_refused(place, tmp_path, monkeypatch):
+    with monkeypatch.context() as launched:
+        launched.setenv("WORLD_SIZE", "2")
+        with pytest.raises(ValueError, match="one process, got WORLD_SIZE=2"):
+            finetune(settings(place), tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match="one GPU, got 2"):
+        finetune(settings(place), tmp_path)
 
 
 @pytest.mark.parametrize("changed", ["model", "data"])
@@ -313,6 +462,8 @@ def test_layers_can_be_left_out(place, tmp_path):
 def test_fewer_rows_and_no_noise(place, tmp_path):
     results = finetune(settings(place, train_rows=10, eval_rows=5, noise_every=0), tmp_path)["results"]
     assert results["examples"] == {"train": 10, "eval": 5, "skipped": 0}
+    speed = results["throughput"]
+    assert speed["samples_per_second"] * speed["step_seconds"] == pytest.approx(5)  # of batches of 8 and 2
     assert (results["steps"], results["noise"]["curve"]) == (4, [])
 
 
@@ -326,6 +477,7 @@ def test_fewer_rows_and_no_noise(place, tmp_path):
         ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
         ({"config": None, "budget": "10%"}, "budget plans"),
         ({"budget": "much"}, "budget must be a share"),
+        ({"budget": "20%", "config": SketchConfig(kind="hash", bits=4)}, "bits must be .* every kind but rows"),
         ({"config": None, "noise_layers": ("*",)}, "noise_layers needs"),
     ],
 )

@@ -78,8 +78,12 @@ class NoiseMonitor:
         self._handles: list[RemovableHandle] = []
         self._generators: dict[torch.device, torch.Generator] = {}
 
-    def start(self) -> NoiseMonitor:
-        """Hook the sketched layers; records of an earlier run stay."""
+    def start(self, step: int | None = None) -> NoiseMonitor:
+        """Hook the sketched layers; records of an earlier run stay.
+
+        Args:
+            step: the number of the next step, for a training that continues; by default counting goes on.
+        """
         if self._handles:
             return self
         layers = {name: module for name, module in self.model.named_modules() if self._selects(name, module)}
@@ -91,6 +95,7 @@ class NoiseMonitor:
             for name, module in self._layers.items()
         ]
         self._handles.append(register_optimizer_step_post_hook(self._after_optimizer))
+        self._step = self._step if step is None else step
         return self
 
     def stop(self) -> None:

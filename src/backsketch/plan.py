@@ -20,7 +20,7 @@ from .measure.record import record_ledger
 from .measure.spend import Point, spend
 from .measure.step import Loss, forward_to_loss, on_meta
 from .measure.untouched import untouched
-from .planned import Plan, PlannedLayers
+from .planned import Plan, PlanError, PlannedLayers
 
 RATIOS = (0.001, 0.002, 0.005, *(step / 100 for step in range(1, 101)))
 ALL_BITS = (None, *STORED_BITS)
@@ -56,7 +56,7 @@ def plan(
     if on_meta(model):
         raise ValueError("plan measures noise, which a model on the meta device does not have; profile works there")
     base = SketchConfig() if config is None else check_config(config)
-    allowed = _bits(bits, base)
+    allowed = check_bits(bits, base)
     budget = as_budget(budget)
     forward = partial(forward_to_loss, model, args, kwargs, loss)
     with untouched(model, (args, kwargs)):
@@ -65,7 +65,7 @@ def plan(
     chosen = configs_for(model, replace(base, ratio=RATIOS[0], dim=None, bits=None), where)
     parts = [tuple(part) for part in ledger.parts(chosen) if ledger.released(part) > ledger.sketches(part)]
     if not parts:
-        raise ValueError("no linear layer keeps an input of its own: there is nothing to plan")
+        raise PlanError("no linear layer keeps an input of its own: there is nothing to plan")
     with untouched(model, (args, kwargs)):
         follow_attention_mask(unsketch_(model))
         noise = added_noise(model, [name for part in parts for name in part], base, forward, allowed)
@@ -75,7 +75,7 @@ def plan(
     limit = budget if isinstance(budget, int) else int(budget * sum(before))
     least = sum(min(point.bytes for point in points) for points in items)
     if limit < least:
-        raise ValueError(
+        raise PlanError(
             f"budget must be at least {least} bytes, {least / sum(before):.1%} of the {sum(before)} that linear inputs "
             f"keep today: got {budget!r}, which is {limit} bytes"
         )
@@ -103,7 +103,8 @@ def _points(
             yield Point(config, size, sum(call.under(config) for name in part for call in noise[name]))
 
 
-def _bits(bits: Collection[int | None] | None, config: SketchConfig) -> Collection[int | None]:
+def check_bits(bits: Collection[int | None] | None, config: SketchConfig) -> Collection[int | None]:
+    """Return the ways to store rows that may be planned: those given, or else those that ``config`` leaves open."""
     if bits is None:
         bits = ALL_BITS if config.kind == "rows" and config.bits is None else (config.bits,)
     if not bits or any(each not in ALL_BITS for each in bits):

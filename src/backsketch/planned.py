@@ -9,6 +9,10 @@ from .config import SketchConfig
 from .table import Table, change, readable, together
 
 
+class PlanError(ValueError):
+    """A model and a batch for which there is no such plan."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedLayers:
     """Layers that share an input: the config they get (None: they stay exact), bytes today and then, noise then."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,12 +50,19 @@ def write_json(path: Path, value: Any) -> None:
     part.replace(path)
 
 
+def finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values by name, None for each that JSON has no word for."""
+    bad = {name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
+    return {name: None if name in bad else value for name, value in values.items()}
+
+
 def commit() -> str:
-    """Return the commit of this checkout, marked when files differ from it; unknown for an installed copy."""
+    """Return the commit of this checkout, marked when its code differs from it; unknown for an installed copy."""
     here = Path(__file__)
     if _git("ls-files", "--error-unmatch", here.name) is None:  # a repository that only contains the environment
         return "unknown"
-    return _git("describe", "--always", "--dirty") or "unknown"
+    changed = "" if _git("diff", "--quiet", "HEAD", "--", ":/*.py") is not None else "-dirty"
+    return (_git("describe", "--always") or "unknown") + changed
 
 
 def cpu_name() -> str:

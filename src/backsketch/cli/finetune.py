@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from ..config import SketchConfig
+from ..planned import PlanError
 from .options import SKETCH, Bits, Block, Center, Dim, Kind, Ratio, check_budget, given_fields, parse_budget
 from .problems import STOPPED, Problem, need, users_mistakes
 
@@ -139,10 +140,8 @@ def finetune(
         record = run(progress=not as_json)
     except Interrupted as stopped:
         raise Problem(str(stopped), code=STOPPED) from stopped
-    except ValueError as error:
-        if str(error).startswith("budget must"):  # only the first batch can tell that it is too small
-            raise Problem(str(error)) from error
-        raise
+    except PlanError as error:  # which only the first batch can tell
+        raise Problem(str(error)) from error
     print(json.dumps(record, indent=1) if as_json else _summary(record, folder))
     sys.stdout.flush()
     return 0
@@ -152,18 +151,25 @@ def _summary(record: dict[str, Any], folder: Path) -> str:
     settings, results = record["settings"], record["results"]
     memory, speed = results["memory"], results["throughput"]["samples_per_second"]
     noise = [point["ratio"] for point in results["noise"]["curve"] if point["ratio"] is not None]
+    diverged = next((point["step"] for point in results["curves"]["train"] if point["loss"] is None), None)
     config = settings["config"]
     lines = [
         ("task", f"{settings['task']}, {settings['model']}, seed {settings['seed']}, {results['steps']} steps"),
         ("sketch", "none (exact)" if config is None else _sketch(config, settings["budget"])),
-        ("score", ", ".join(f"{name} {value:.4f}" for name, value in results["metrics"].items())),
+        ("score", ", ".join(f"{name} {_number(value)}" for name, value in results["metrics"].items())),
         ("kept for backward", f"{memory['kept_bytes'] / 2**20:.1f} MiB at batch {_shape(memory['batch_shape'])}"),
         ("peak", f"{memory['peak_bytes'] / 2**20:.1f} MiB at {memory['peak_place']}"),
         ("added noise", f"{sum(noise) / len(noise):.2f} × the gradient's own" if noise else "none measured"),
         ("speed", "not measured" if speed is None else f"{speed:.1f} samples/s"),
         ("record", str(folder / "record.json")),
     ]
+    if diverged is not None:
+        lines.insert(3, ("diverged", f"the loss is not finite from step {diverged} on: try a smaller --learning-rate"))
     return "\n".join(f"{name:18} {text}" for name, text in lines)
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
 
 
 def _sketch(config: dict[str, Any], budget: str | int | None) -> str:

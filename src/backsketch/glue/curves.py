@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..results import finite
 from .tasks import Task
 
 NOISE, KEPT = "backsketch/noise", "backsketch/kept_bytes"
@@ -38,10 +39,5 @@ def most_kept(log: Sequence[dict[str, Any]]) -> int | None:
 
 
 def _point(entry: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    chosen = {short: _finite(entry[name]) for name, short in names.items() if name in entry}
-    return {"step": entry["step"], "epoch": entry["epoch"], **chosen}
-
-
-def _finite(value: float) -> float | None:
-    """Return the value, or None for what JSON has no word for."""
-    return value if math.isfinite(value) else None
+    chosen = {short: entry[name] for name, short in names.items() if name in entry}
+    return {"step": entry["step"], "epoch": entry["epoch"], **finite(chosen)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import (
     ProgressCallback,
     Trainer,
     TrainerCallback,
+    TrainerState,
     TrainingArguments,
     set_seed,
 )
@@ -24,16 +26,30 @@ from ..attention_mask import ignore_attention_mask
 from ..config import SketchConfig
 from ..conversion import Configs
 from ..integrations.transformers import SketchCallback
-from ..results import write_json, write_record
+from ..results import finite, write_json, write_record
 from .curves import curves, most_kept, noise
-from .folder import LOG, MODEL, NOISE, RECORD, begin, finished, forget_checkpoints, last_checkpoint, leave, step_of
-from .loading import check_exclude, encode, load
+from .folder import (
+    LOG,
+    MODEL,
+    NOISE,
+    RECORD,
+    TENSORBOARD,
+    begin,
+    finished,
+    forget_checkpoints,
+    forget_earlier,
+    last_checkpoint,
+    leave,
+    owned,
+    step_of,
+)
+from .loading import check_exclude, check_length, encode, load
 from .metrics import evaluate
 from .noise_log import NoiseLog
 from .reading import Examples, read_task
 from .settings import Settings
 from .step_memory import largest_batch, step_memory
-from .watch import Clock, EvaluateAtEnd, Progress, StopOnSignal
+from .watch import Clock, EvaluateAtEnd, LogEpochs, Progress, StopOnSignal
 
 _PACKAGES = ("transformers", "accelerate", "numpy", "scikit-learn", "scipy")
 _LOGS, _NOISE_LOGS = 200, 50
@@ -53,11 +69,11 @@ def finetune(
 ) -> dict[str, Any]:
     """Fine-tune, write ``out/record.json``, and return the record.
 
-    The same settings with the same ``out`` continue a run that was stopped, step for step as if it had not been, and
-    return the record of one that was finished.
+    The same settings with the same ``out`` continue a run that was stopped, step for step as if it had not been (only
+    its curve of the loss has one more point, where it stopped), and return the record of one that was finished.
 
     Args:
-        overwrite: forget what a run left in ``out``, once all is loaded, and begin again.
+        overwrite: forget what a run left in ``out``, once the first step is made, and begin again.
         progress: show a bar on stderr.
         callbacks: further callbacks for the Trainer.
     """
@@ -74,11 +90,13 @@ def prepare(settings: Settings, out: Path, *, overwrite: bool = False) -> Callab
     task = settings.the_task
     train, *devs = read_task(task, settings.data)
     train, devs = train.subset(settings.train_rows), [dev.subset(settings.eval_rows) for dev in devs]
+    _check_devices()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     set_seed(settings.seed)
     model, tokenizer = load(settings)
     check_exclude(settings, model)
+    check_length(settings, tokenizer)
     ignore_attention_mask(model, settings.ignore_mask)
     return _Run(settings, out, overwrite, model, tokenizer, train, devs)
 
@@ -96,9 +114,14 @@ class _Run:
     devs: list[Examples]
 
     def __call__(self, *, progress: bool = False, callbacks: tuple[TrainerCallback, ...] = ()) -> dict[str, Any]:
+        with owned(self.out):
+            return self._run(progress, callbacks)
+
+    def _run(self, progress: bool, callbacks: tuple[TrainerCallback, ...]) -> dict[str, Any]:
         settings, task = self.settings, self.settings.the_task
-        described, existed = settings.describe(), self.out.exists()
+        described = settings.describe()
         begin(described, self.out, self.overwrite)
+        checkpoint = last_checkpoint(self.out)
         steps = settings.max_steps or settings.the_recipe.steps(len(self.train))
         noise_every = max(1, steps // _NOISE_LOGS) if settings.noise_every is None else settings.noise_every
         sketch = None
@@ -110,41 +133,47 @@ class _Run:
         noise_log = NoiseLog(self.out / NOISE, settings.noise_layers, noise_every) if settings.noise_layers else None
         sketching = [each for each in (sketch, noise_log) if each is not None]  # conversion first
         clock, stop = Clock(noise_every if sketch else None), StopOnSignal()
-        trainer = self._trainer(steps, [*sketching, *_tensorboard(self.out), clock, stop, *callbacks])
+        watching = [*_tensorboard(self.out / TENSORBOARD, checkpoint), clock, LogEpochs(), stop]
+        trainer = self._trainer(steps, [*sketching, *watching, *callbacks])
         if settings.eval_every is not None:
             trainer.add_callback(EvaluateAtEnd())
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
         if progress:
             trainer.add_callback(Progress())
-        checkpoint = last_checkpoint(self.out)
         try:
             with stop:
-                trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+                _train(trainer, steps, checkpoint)
         except Exception:
             if checkpoint is None and trainer.state.global_step == 0:
-                leave(self.out, existed)
+                leave(self.out)
             raise
+        forget_earlier(self.out)
         log, state = trainer.state.log_history, trainer.state
         if stop.stopped:
             raise Interrupted(f"stopped after step {state.global_step} of {steps}; the same command continues")
-        write_json(self.out / LOG, log)
+        write_json(self.out / LOG, [finite(entry) for entry in log])
         learned = curves(log, task)
+        scores = [point["score"] for point in learned["eval"] if point["score"] is not None]
         seconds = clock.step_seconds()
         results = {
             "score": learned["eval"][-1]["score"],
-            "best_score": max(point["score"] for point in learned["eval"]),
+            "best_score": max(scores, default=None),
             "metrics": {name: learned["eval"][-1][name] for name in task.all_metrics},
             "steps": state.global_step,
             "resumed_from_step": None if checkpoint is None else step_of(checkpoint),
-            "examples": {"train": len(self.train), "eval": sum(map(len, self.devs)), "skipped": self.train.skipped},
+            "examples": {
+                "train": len(self.train),
+                "eval": sum(map(len, self.devs)),
+                "skipped": sum(examples.skipped for examples in (self.train, *self.devs)),
+            },
             "curves": learned,
             "planned": None if sketch is None else sketch.planned,
             "noise": {**noise(log), "records": [] if noise_log is None else noise_log.records()},
             "memory": {**self._memory(sketch), "most_kept_bytes_while_training": most_kept(log)},
             "throughput": {
                 "step_seconds": seconds,
-                "samples_per_second": settings.the_recipe.batch_size / seconds if seconds else None,
+                "samples_per_second": settings.the_recipe.mean_batch(len(self.train)) / seconds if seconds else None,
             },
         }
         if settings.save_model:
@@ -178,6 +207,7 @@ class _Run:
             save_strategy="epoch",
             save_total_limit=1,
             logging_steps=max(1, steps // _LOGS),
+            logging_nan_inf_filter=False,
             dataloader_pin_memory=torch.cuda.is_available(),
             disable_tqdm=True,
             report_to="none",
@@ -210,15 +240,37 @@ def _configs(sketch: SketchCallback) -> Configs | None:
     return {name: None if each is None else SketchConfig(**each) for name, each in sketch.planned.items()}
 
 
-def _tensorboard(out: Path) -> list[TrainerCallback]:
-    """Return what logs for TensorBoard, where that is installed."""
+def _train(trainer: Trainer, steps: int, checkpoint: Path | None) -> None:
+    """Train from the checkpoint on, if there is one."""
+    if checkpoint is None or step_of(checkpoint) < steps:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        return
+    # The last step is made: train would make one more where it does not end an epoch.
+    trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    trainer.model.load_state_dict(type(trainer.model).from_pretrained(checkpoint).state_dict())
+    for event in (trainer.callback_handler.on_train_begin, trainer.callback_handler.on_train_end):
+        event(trainer.args, trainer.state, trainer.control)
+
+
+def _check_devices() -> None:
+    """Raise ValueError where the Trainer would multiply the batch by a number of devices."""
+    processes, gpus = int(os.environ.get("WORLD_SIZE", "1")), torch.cuda.device_count()
+    if processes > 1:
+        raise ValueError(f"finetune trains in one process, got WORLD_SIZE={processes}: start it without a launcher")
+    if gpus > 1:
+        raise ValueError(f"finetune trains on one GPU, got {gpus}: choose one with CUDA_VISIBLE_DEVICES=0")
+
+
+def _tensorboard(folder: Path, checkpoint: Path | None) -> list[TrainerCallback]:
+    """Return what logs for TensorBoard, where that is installed; what was logged after the checkpoint is forgotten."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return []
     from transformers.integrations import TensorBoardCallback
 
-    return [TensorBoardCallback(SummaryWriter(str(out / "tensorboard")))]
+    begins = None if checkpoint is None else step_of(checkpoint) + 1
+    return [TensorBoardCallback(SummaryWriter(str(folder), purge_step=begins))]
 
 
 def _logits(predictions: Any) -> Any:

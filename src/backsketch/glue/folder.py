@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from ..results import write_json
 from .settings import Settings
 
-RECORD, SETTINGS, LOG, NOISE, MODEL = "record.json", "settings.json", "log.json", "noise.jsonl", "model"
+RECORD, SETTINGS, LOG, NOISE = "record.json", "settings.json", "log.json", "noise.jsonl"
+MODEL, TENSORBOARD, EARLIER = "model", "tensorboard", "overwritten"
 
 
 def finished(settings: Settings, out: Path, overwrite: bool) -> dict[str, Any] | None:
@@ -18,14 +23,18 @@ def finished(settings: Settings, out: Path, overwrite: bool) -> dict[str, Any] |
 
     Another run there is an error, unless it is to be overwritten.
     """
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"out must be a directory, got the file {str(out)!r}")
+    if files := [path for path in (out, *out.parents) if path.exists() and not path.is_dir()]:
+        raise ValueError(f"out must be a directory, got {str(out)!r}, and {str(files[0])!r} is a file")
+    if settings.save_model and (out / MODEL).exists() and not _saves_model(out):
+        raise ValueError(f"out {str(out)!r} has a model of something else, which save_model would replace")
     if overwrite:
         return None
     earlier = out / SETTINGS
     if not earlier.is_file():
-        if _checkpoints(out):
-            raise ValueError(f"out {str(out)!r} has checkpoints of something else; give another out or overwrite them")
+        if foreign := _of_a_run(out):
+            raise ValueError(
+                f"out {str(out)!r} has {foreign[0].name} of something else; give another out or overwrite it"
+            )
         return None
     before, now = json.loads(earlier.read_text()), json.loads(json.dumps(settings.describe()))
     if changed := {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}:
@@ -37,29 +46,44 @@ def finished(settings: Settings, out: Path, overwrite: bool) -> dict[str, Any] |
     return record
 
 
-def begin(described: dict[str, Any], out: Path, overwrite: bool) -> None:
-    """Make ``out`` and say there what is run, after forgetting what was there if that is asked for."""
-    if overwrite:
-        clear(out)
+@contextmanager
+def owned(out: Path) -> Iterator[None]:
+    """Keep other processes out of ``out``, which is made if need be, and removed again if nothing was written to it."""
     out.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(out / "lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"out {str(out)!r} is in use by another process; give another out or wait for it") from None
+    try:
+        yield
+    finally:
+        (out / "lock").unlink(missing_ok=True)
+        lock.release()
+        if not any(out.iterdir()):
+            out.rmdir()
+
+
+def begin(described: dict[str, Any], out: Path, overwrite: bool) -> None:
+    """Say in ``out`` what is run, after putting aside what was there if that is to be overwritten."""
+    if overwrite:
+        forget_earlier(out)
+        _move(_of_a_run(out), out / EARLIER)
     write_json(out / SETTINGS, described)
 
 
-def clear(out: Path) -> None:
-    """Remove what a run wrote to ``out``, and nothing else; last what tells that it was a run."""
-    forget_checkpoints(out)
-    shutil.rmtree(out / "tensorboard", ignore_errors=True)
-    if (out / SETTINGS).is_file() and json.loads((out / SETTINGS).read_text()).get("save_model"):
-        shutil.rmtree(out / MODEL, ignore_errors=True)
-    for name in (RECORD, LOG, NOISE, SETTINGS):
-        (out / name).unlink(missing_ok=True)
+def leave(out: Path) -> None:
+    """Remove what a run wrote that did not come to its first step, and put back what it was to overwrite."""
+    for path in _of_a_run(out):
+        _remove(path)
+    if (out / EARLIER).is_dir():
+        _move(list((out / EARLIER).iterdir()), out)
+        forget_earlier(out)
 
 
-def leave(out: Path, existed: bool) -> None:
-    """Remove what a run wrote that did not come to its first step, and its folder if that is its own."""
-    clear(out)
-    if not existed and not any(out.iterdir()):
-        out.rmdir()
+def forget_earlier(out: Path) -> None:
+    """Remove what was overwritten, once there is something in its place."""
+    shutil.rmtree(out / EARLIER, ignore_errors=True)
 
 
 def last_checkpoint(out: Path) -> Path | None:
@@ -90,6 +114,30 @@ def forget_checkpoints(out: Path) -> None:
     """Remove the checkpoints, which only an unfinished run needs."""
     for folder in _checkpoints(out):
         shutil.rmtree(folder)
+
+
+def _of_a_run(out: Path) -> list[Path]:
+    """List what a run writes, as far as it is there; last what tells that it was a run."""
+    names = (TENSORBOARD, *([MODEL] if _saves_model(out) else []), RECORD, LOG, NOISE, SETTINGS)
+    return [*_checkpoints(out), *(path for name in names if (path := out / name).exists())]
+
+
+def _saves_model(out: Path) -> bool:
+    """Tell whether a model in ``out`` is its run's."""
+    return (out / SETTINGS).is_file() and bool(json.loads((out / SETTINGS).read_text()).get("save_model"))
+
+
+def _move(paths: list[Path], folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for path in paths:
+        path.rename(folder / path.name)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _checkpoints(out: Path) -> list[Path]:

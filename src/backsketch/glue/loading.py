@@ -6,6 +6,7 @@ import math
 from fnmatch import fnmatchcase
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
@@ -20,17 +21,34 @@ def load(settings: Settings) -> tuple[nn.Module, Any]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     task = settings.the_task
-    # A head of another task is replaced by a new one.
-    options: dict[str, Any] = {"num_labels": task.outputs, "ignore_mismatched_sizes": True}
-    if task.regression:
-        options["problem_type"] = "regression"
+    options = {
+        "num_labels": task.outputs,
+        "ignore_mismatched_sizes": True,  # a head with other outputs is replaced by a new one
+        "problem_type": "regression" if task.regression else "single_label_classification",
+    }
     try:
         tokenizer = AutoTokenizer.from_pretrained(settings.model)
         model = AutoModelForSequenceClassification.from_pretrained(settings.model, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"model {settings.model!r} could not be loaded: {reason}") from error
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise ValueError(f"model {settings.model!r} has no vocabulary: the files of its tokenizer are missing")
+    if tokenizer.pad_token is None:  # decoders are often trained without
+        if tokenizer.eos_token is None:
+            raise ValueError(f"model {settings.model!r} must have a token for padding or for the end, got neither")
+        tokenizer.pad_token = tokenizer.eos_token
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id
     return model, tokenizer
+
+
+def check_length(settings: Settings, tokenizer: Any) -> None:
+    """Raise ValueError where ``max_length`` has no room for a word."""
+    pair, length = len(settings.the_task.texts) == 2, settings.the_recipe.max_length
+    special = tokenizer.num_special_tokens_to_add(pair)
+    if length <= special:
+        raise ValueError(f"max_length must be above {special}, the special tokens of this model, got {length}")
 
 
 def check_exclude(settings: Settings, model: nn.Module) -> None:

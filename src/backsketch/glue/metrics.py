@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
@@ -16,12 +17,15 @@ from .tasks import ACCURACY, F1, MATTHEWS, PEARSON, SPEARMAN, Task
 def evaluate(task: Task, outputs: Any, labels: Any, sizes: Sequence[int] | None = None) -> dict[str, float]:
     """Return the task's metrics, and ``score``, their mean, as GLUE has it: (examples, outputs) -> one float a metric.
 
-    A correlation with something constant is undefined; it counts as 0, as a useless prediction should.
+    A correlation with something constant is undefined; it counts as 0, as a useless prediction should. Where an output
+    is not finite, training has diverged and all of them are nan.
 
     Args:
         sizes: how many examples are of each development file, where the task has several.
     """
     predicted = outputs.reshape(len(labels), -1)
+    if not np.isfinite(predicted).all():
+        return dict.fromkeys((*task.all_metrics, "score"), math.nan)
     predicted = predicted[:, 0] if task.regression else predicted.argmax(axis=1)
     sizes = [len(labels)] if sizes is None else sizes
     if len(sizes) != len(task.parts):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,6 +14,7 @@ from transformers import TrainerCallback
 from ..integrations.session import unwrapped
 from ..monitor import NoiseMonitor
 from ..records import Record
+from ..results import finite
 
 
 class NoiseLog(TrainerCallback):  # type: ignore[misc]
@@ -37,9 +37,8 @@ class NoiseLog(TrainerCallback):  # type: ignore[misc]
         """Watch the layers, which are converted by now, and forget what was logged after the checkpoint."""
         earlier = [record for record in self.records() if int(record["step"]) <= state.global_step]
         self.path.write_text("".join(map(_line, earlier)))
-        self._monitor = NoiseMonitor(
-            unwrapped(model), where=self._selects, every=self._every, callback=self._new.append
-        ).start()
+        monitor = NoiseMonitor(unwrapped(model), where=self._selects, every=self._every, callback=self._new.append)
+        self._monitor = monitor.start(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write what the step measured, under the number of the run's step."""
@@ -64,8 +63,4 @@ class NoiseLog(TrainerCallback):  # type: ignore[misc]
 
 
 def _line(record: dict[str, Any]) -> str:
-    """Return a record as a line; what JSON has no word for is null."""
-    plain = {
-        name: None if isinstance(each, float) and not math.isfinite(each) else each for name, each in record.items()
-    }
-    return json.dumps(plain) + "\n"
+    return json.dumps(finite(record)) + "\n"

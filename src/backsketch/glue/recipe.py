@@ -47,6 +47,10 @@ class Recipe:
         """Return how many steps the epochs have."""
         return self.epochs * math.ceil(examples / self.batch_size)
 
+    def mean_batch(self, examples: int) -> float:
+        """Return how many examples a step has in the mean: the last of an epoch may have fewer."""
+        return examples / math.ceil(examples / self.batch_size)
+
 
 _RANGES = (
     ("learning_rate", 0, math.inf),

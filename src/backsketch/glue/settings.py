@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import SketchConfig
-from ..plan import as_budget
+from ..plan import as_budget, check_bits
 from .identity import data_digest, model_digest
 from .recipe import Recipe, recipe_for
 from .tasks import Task, find_task
@@ -67,10 +67,11 @@ class Settings:
         object.__setattr__(self, "task", task.name)
         if self.recipe is None:
             object.__setattr__(self, "recipe", recipe_for(task))
-        if self.budget is not None and self.config is None:
-            raise ValueError("budget plans what layers keep, and config=None keeps everything: give one of them")
         if self.budget is not None:
+            if self.config is None:
+                raise ValueError("budget plans what layers keep, and config=None keeps everything: give one of them")
             as_budget(self.budget)
+            check_bits(None, self.config)
             if self.config == SketchConfig.recommended():  # the default: its 4 bits are no wish of the user
                 object.__setattr__(self, "config", SketchConfig())
         if self.noise_layers and (self.config is None or self.noise_every == 0):

@@ -41,7 +41,7 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
     def __init__(self, noise_every: int | None) -> None:
         self._times: dict[str, list[float]] = {kind: [0.0, 0] for kind in _STEPS}
         self._noise_every = noise_every
-        self._step = 0
+        self._is_first = True
         self._began = 0.0
 
     def state(self) -> dict[str, Any]:
@@ -58,14 +58,14 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
         """Start."""
         self._began = time.perf_counter()
 
-    def on_step_end(self, *_: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop."""
         seconds = time.perf_counter() - self._began
-        watched = self._noise_every and self._step % self._noise_every == 0
-        kind = "first" if self._step == 0 else "watched" if watched else "plain"
+        watched = self._noise_every and (state.global_step - 1) % self._noise_every == 0
+        kind = "first" if self._is_first else "watched" if watched else "plain"
         self._times[kind][0] += seconds
         self._times[kind][1] += 1
-        self._step += 1
+        self._is_first = False
 
     def step_seconds(self) -> float | None:
         """Return the mean of a plain step; of a watched or a first one, which warms up, only if there is no other."""
@@ -74,6 +74,14 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
 
 
 _STEPS = ("plain", "watched", "first")
+
+
+class LogEpochs(TrainerCallback):  # type: ignore[misc]
+    """Log what the end of an epoch finds unlogged, so that no checkpoint leaves a part of the loss behind."""
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask for it."""
+        control.should_log = True
 
 
 class EvaluateAtEnd(TrainerCallback):  # type: ignore[misc]
@@ -88,11 +96,12 @@ class EvaluateAtEnd(TrainerCallback):  # type: ignore[misc]
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]
     """End training after the current step, with a checkpoint, when asked to by Ctrl-C or SIGTERM.
 
-    A second signal does what it always does.
+    A second signal does what it always does, and one after the last step has nothing to stop.
     """
 
     def __init__(self) -> None:
         self.stopped = False
+        self._asked = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopOnSignal:
@@ -105,17 +114,12 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
             signal.signal(number, handler)
         self._before = {}
 
-    def stop(self) -> None:
-        """Ask for the end."""
-        self.stopped = True
-
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop, unless this was the last step anyway; save, unless the epoch's end does."""
-        if state.global_step >= state.max_steps:
-            self.stopped = False
-        elif self.stopped:
-            control.should_training_stop = True
-            control.should_save = not _ends_epoch(state)
+        """Stop, unless this was the last step anyway; log and save, unless the epoch's end does."""
+        if self._asked and state.global_step < state.max_steps:
+            self.stopped = control.should_training_stop = True
+            if not _ends_epoch(state):
+                control.should_log = control.should_save = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Neither evaluate nor save where the epoch only broke off."""
@@ -123,8 +127,9 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
             control.should_evaluate = control.should_save = control.should_log = False
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.stop()
+        self._asked = True
         self.__exit__()
+        print("\nstopping after this step; once more stops at once and loses what is not saved", file=sys.stderr)
 
 
 def _ends_epoch(state: Any) -> bool:

@@ -30,11 +30,12 @@ class Session:
         self._peak: PeakKept | None = None
         self._kept: int | None = None
 
-    def begin(self, configs: Configs | None, where: Where | None = None) -> None:
-        """Convert the layers."""
+    def begin(self, configs: Configs | None, where: Where | None = None, step: int = 0) -> None:
+        """Convert the layers, ``step`` steps after the training began."""
         sketch_(self.model, configs, where)
         if self._noise_every is not None:
-            self._monitor = NoiseMonitor(self.model, every=self._noise_every, callback=self._records.append).start()
+            monitor = NoiseMonitor(self.model, every=self._noise_every, callback=self._records.append)
+            self._monitor = monitor.start(step)
 
     def step_begin(self) -> None:
         """Measure what this step keeps, unless that is known since the last report."""

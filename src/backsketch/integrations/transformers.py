@@ -70,7 +70,7 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             self.planned = resumed or self._plan(model, kwargs["train_dataloader"], args)
             state.stateful_callbacks[_PLAN] = self.planned  # which every checkpoint keeps
         self._session = Session(model, self.noise_every)
-        self._session.begin(self._configs(), self.where)
+        self._session.begin(self._configs(), self.where, state.global_step)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -15,6 +15,7 @@ from ..config import SketchConfig
 from ..inputs import as_rows, input_of, widest
 from ..noise import sketch_variance
 from ..padding import masked_rows
+from ..planned import PlanError
 from ..sketches import SKETCHES
 from ..sketches.iid import IidSketch
 from ..storage import rounding_variance
@@ -56,7 +57,7 @@ def added_noise(
         forward().backward()  # type: ignore[no-untyped-call]
     for name, calls in noise.items():
         if not all(math.isfinite(value) for call in calls for value in (call.sketching, *call.rounding.values())):
-            raise ValueError(f"the batch must give finite inputs and gradients, which layer {name} has not")
+            raise PlanError(f"the batch must give finite inputs and gradients, which layer {name} has not")
     return noise
 
 
