@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 WORKER = Path(__file__).parent / "workers" / "distributed.py"
-CHECKS = ("ddp", "ddp_compiled", "ddp_resume", "fsdp", "fsdp_converted_after", "fsdp_resume")
+CHECKS = ("ddp", "ddp_compiled", "ddp_resume", "fsdp", "fsdp_measured", "fsdp_converted_after", "fsdp_resume")
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,14 @@ def test_a_resumed_run_ends_with_the_same_weights(outcomes, name):
 @pytest.mark.parametrize("name", ["ddp_resume", "fsdp_resume"])
 def test_a_state_dict_is_that_of_a_plain_model(outcomes, name):
     assert outcomes[name]["plain"]
+
+
+def test_what_a_sharded_model_keeps_is_measured(outcomes):
+    outcome = outcomes["fsdp_measured"]
+    exact, sketched = outcome["kept"]
+    assert 0 < sketched < exact
+    assert outcome["planned"] == 2
+    assert 0 < outcome["reported"] < exact
 
 
 def test_a_sharded_model_can_be_converted_and_restored(outcomes):

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from backsketch import SketchConfig, peak_memory, saved_memory, sketch_
+from backsketch.integrations.peak import PeakKept
 from backsketch.measure.live import ROLES
 
 FLOAT = 4
@@ -103,6 +104,16 @@ def test_does_not_change_gradients_even_second_ones():
     expected = second()
     with saved_memory():
         assert torch.equal(second(), expected)
+
+
+@pytest.mark.parametrize("watch", [saved_memory, peak_memory, PeakKept])
+def test_what_was_changed_in_place_is_an_error_as_without_watching(watch):
+    x = torch.randn(3, requires_grad=True)
+    with watch(nn.Linear(3, 3)):
+        y = x.exp()
+        y.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
 
 
 def test_a_checkpoint_holds_its_input_alone():

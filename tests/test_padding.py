@@ -315,6 +315,49 @@ def test_a_model_can_ignore_its_masks_for_good(mask):
     assert torch.equal(model.encoder.rows[-1], mask.flatten())
 
 
+def test_what_a_model_ignores_its_parts_do_too_however_they_are_converted(mask):
+    model = Pair()
+    ignore_attention_mask(model)
+    sketch_(model.encoder, CONFIG)
+    x = torch.randn(BATCH, LENGTH, FEATURES)
+    model(x, mask.long(), x, mask.long())
+    assert set(model.encoder.rows) == {None}
+
+
+class Causal(nn.Module):
+    """One block of a causal model with eager attention, and its loss: the next token, none for padded ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.read = nn.Linear(FEATURES, 3 * FEATURES)
+        self.write = nn.Linear(FEATURES, FEATURES)
+        self.head = nn.Linear(FEATURES, 5)
+
+    def forward(self, x, labels, attention_mask):
+        query, key, value = self.read(x).chunk(3, -1)
+        allowed = torch.ones(LENGTH, LENGTH).tril().bool() & attention_mask.unsqueeze(1)
+        scores = (query @ key.mT).masked_fill(~allowed, torch.finfo(x.dtype).min)
+        logits = self.head(x + self.write(scores.softmax(-1) @ value))
+        labels = labels.masked_fill(~attention_mask, -100)
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+@pytest.mark.parametrize("side", ["right", "left", "both"])
+def test_padding_that_a_causal_model_reads_is_not_left_out(mask, side):
+    mask = {"right": mask, "left": mask.flip(1), "both": mask.roll(2, 1)}[side]
+    model, x, labels = Causal(), torch.randn(BATCH, LENGTH, FEATURES), torch.randint(5, (BATCH, LENGTH))
+
+    def gradients():
+        model.zero_grad()
+        model(x, labels, attention_mask=mask).backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    exact = gradients()
+    sketch_(model, SketchConfig(ratio=1.0, min_dim=10**6, bits=8))
+    sampled = torch.stack([torch.cat([g.flatten() for g in gradients()]) for _ in range(200)])
+    assert within_five_standard_errors(sampled, torch.cat([g.flatten() for g in exact]))
+
+
 def test_hooks_go_with_unsketch_and_survive_copies(mask):
     model = sketch_(sketch_(Encoder(), CONFIG), CONFIG)
     assert len(model._forward_pre_hooks) == len(model._forward_hooks) == 1

@@ -220,6 +220,56 @@ def test_a_run_that_broke_off_can_be_started_again(tmp_path):
     assert type(trainer.model.classifier) is nn.Linear
 
 
+class Bad(Sentences):
+    """Data with a token that no embedding knows."""
+
+    def __getitem__(self, index):
+        example = super().__getitem__(index)
+        return {**example, "input_ids": example["input_ids"] + 10**6}
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_a_step_that_breaks_off_leaves_nothing_behind(tmp_path, error):
+    trainer = make_trainer(tmp_path, SketchCallback(CONFIG, noise_every=1))
+    if error is None:
+        trainer.train_dataset = Bad()
+    else:
+        trainer.model.classifier.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(error))
+    with pytest.raises(error or IndexError):
+        trainer.train()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    assert not summary(trainer.model).sketched
+    assert not any(module._forward_hooks for module in trainer.model.modules())
+    assert "training_step" not in vars(trainer)
+
+
+def test_a_training_step_of_ones_own_is_kept(tmp_path):
+    trainer = make_trainer(tmp_path, SketchCallback(CONFIG))
+    steps = []
+    own = trainer.training_step
+    trainer.training_step = lambda *args: steps.append(1) or own(*args)
+    mine = trainer.training_step
+    trainer.train()
+    assert len(steps) == STEPS
+    assert trainer.training_step is mine
+    assert logged(trainer, "backsketch/kept_bytes")
+
+
+def test_a_plan_asks_a_dataset_only_for_what_it_has(tmp_path):
+    class Few(Sentences):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            if index >= 4:
+                raise KeyError(index)
+            return super().__getitem__(index)
+
+    trainer = make_trainer(tmp_path, SketchCallback(budget="50%"))
+    trainer.train_dataset = Few()
+    trainer.train()
+
+
 def test_arguments_are_checked_before_training():
     with pytest.raises(ValueError, match="noise_every must be a positive integer or None, got 0"):
         SketchCallback(noise_every=0)

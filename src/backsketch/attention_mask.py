@@ -36,7 +36,7 @@ def follow_attention_mask(model: nn.Module) -> None:
 
     A module's own mask, if it is called with one of tokens (batch, sequence), holds for all inside it; other modules
     are under the mask that the module around them is under. Where a module reads other tokens as well, as a decoder
-    does, there is no mask but those that the modules inside are called with.
+    does, there is no mask but those that the modules inside are called with. Only padding at the end is left out.
     """
     forget_attention_mask(model)
     for module in _concerned(model):
@@ -71,7 +71,7 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     if torch.compiler.is_compiling():
         return
     around = in_force.innermost
-    if around is not None and around.caller is None:  # valid_rows: said by hand, so it holds
+    if around is not None and around.holds:
         return
     parameters = _parameters(type(module).forward)
 
@@ -81,13 +81,25 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
     mask = given("attention_mask")
     caller = sys._getframe(1)  # which calls forward next
-    if module.__dict__.get(_IGNORED) or _OTHER_INPUTS & parameters.keys() or given("encoder_hidden_states") is not None:
+    if module.__dict__.get(_IGNORED):
+        in_force.put(Scope(None, caller, holds=True))
+    elif _OTHER_INPUTS & parameters.keys() or given("encoder_hidden_states") is not None:
         in_force.put(Scope(None, caller))
     elif isinstance(mask, Tensor) and mask.dim() == 2 and not mask.is_floating_point():
-        rows = flat(mask)
+        rows = flat(_but_the_end(mask))
         # Nothing padded, nothing to do; on an accelerator asking would wait for it.
         whole = rows.device.type == "cpu" and bool(rows.all())
         in_force.put(Scope(None if whole else Mask(rows, mask.shape), caller))
+
+
+def _but_the_end(mask: Tensor) -> Tensor:
+    """Return which tokens have one that counts at or after them, and all of a text that begins with padding.
+
+    (batch, sequence) -> the same, bool. In a causal model the last padded token before a text predicts its first word,
+    so it has a gradient; as it may read nothing, eager attention makes it read everything, padding at the end too.
+    """
+    counts = mask != 0
+    return counts.flip(1).cummax(1).values.flip(1) | ~counts[:, :1]
 
 
 def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:

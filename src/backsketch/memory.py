@@ -16,13 +16,24 @@ from .measure.storages import model_tensors, sizes
 class Held:
     """One saved tensor, owned by the autograd node that saved it and by nothing else: it dies with the node's claim."""
 
-    __slots__ = ("__weakref__", "note", "tensor")
+    __slots__ = ("__weakref__", "_version", "note", "tensor")
 
     def __init__(self, tensor: Tensor, note: Any) -> None:
         # An output still has its grad_fn, which owns this object: undetached, neither would ever be freed. What has
         # none stays the very object that was saved, since others may hold weak references to it.
         self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
         self.note = note
+        self._version = None if tensor.is_inference() else tensor._version
+
+    def release(self) -> Tensor:
+        """Return the tensor as autograd does: not if it was changed since."""
+        if self._version is not None and self.tensor._version != self._version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                f"{self.tensor.type()} of shape {tuple(self.tensor.shape)} is at version {self.tensor._version}, "
+                f"expected version {self._version}"
+            )
+        return self.tensor
 
 
 class saved_memory:  # noqa: N801 (a context manager, used as a verb)
@@ -44,7 +55,7 @@ class saved_memory:  # noqa: N801 (a context manager, used as a verb)
         self._model = model
         self._note = note
         self._held: WeakSet[Held] = WeakSet()
-        self._hooks = saved_tensors_hooks(self._pack, self._unpack)
+        self._hooks = saved_tensors_hooks(self._pack, Held.release)
 
     def __enter__(self) -> saved_memory:
         self._hooks.__enter__()
@@ -82,10 +93,6 @@ class saved_memory:  # noqa: N801 (a context manager, used as a verb)
         held = Held(tensor, self._note() if self._note else None)
         self._held.add(held)
         return held
-
-    @staticmethod
-    def _unpack(held: Held) -> Tensor:
-        return held.tensor
 
     def _sizes(self) -> dict[int, int]:
         return sizes(held.tensor for held in self._held)

@@ -43,10 +43,14 @@ class Mask:
 
 @dataclass(eq=False, slots=True)
 class Scope:
-    """A mask, or None for no mask, in force until ``caller`` has ended; if that is None, until it is lifted."""
+    """A mask, or None for no mask, in force until ``caller`` has ended; if that is None, until it is lifted.
+
+    One that ``holds`` was said by hand: models called inside put none of theirs in its place.
+    """
 
     mask: Mask | None
     caller: FrameType | None = None
+    holds: bool = False
 
     @property
     def ended(self) -> bool:
@@ -102,7 +106,7 @@ def valid_rows(mask: Tensor) -> Iterator[None]:
         yield
         return
     entry = Mask(flat(mask), mask.shape)
-    scope = Scope(entry)
+    scope = Scope(entry, holds=True)
     in_force.put(scope)
     try:
         yield
@@ -157,8 +161,8 @@ def check_promise(valid: Tensor, y: Tensor) -> None:
         setattr(valid, _MASKED, masked)
     if bool(y.index_select(0, masked).any()):
         warnings.warn(
-            "rows that the mask leaves out get a gradient: their part of the weight gradient is missing. Mask them in "
-            "the loss too (labels of -100), or call backsketch.ignore_attention_mask(model)",
+            "rows that the mask leaves out get a gradient: their part of the weight gradient is missing. If it is from "
+            "the loss, leave them out there too (labels of -100); else call backsketch.ignore_attention_mask(model)",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -139,7 +139,7 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
 
     def _unpack(self, held: Held) -> Tensor:
         self._backward_of = held.note
-        return held.tensor
+        return held.release()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._in_step = True

@@ -37,3 +37,10 @@ def _sharded(kind: type[nn.Module], target: type[nn.Module]) -> type[nn.Module]:
         special = {name: kind.__dict__[name] for name in ("__deepcopy__",) if name in kind.__dict__}
         _classes[kind, target] = type(f"FSDP{target.__name__}", (kind.__bases__[0], target), special)
     return _classes[kind, target]
+
+
+def gather_no_more(model: nn.Module) -> None:
+    """Put the parameters of a sharded model, which a forward pass without its backward leaves gathered, back."""
+    for module in model.modules():
+        if _is_sharded(type(module)):
+            module.reshard()  # type: ignore[operator]

@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from backsketch import SketchConfig, sketch_, summary, unsketch_
+from backsketch import SketchConfig, peak_memory, plan, saved_memory, sketch_, summary, unsketch_
+from backsketch.integrations.session import Session
 
 ROWS, FEATURES, OUTPUTS = 64, 16, 8
 CONFIG = SketchConfig(ratio=0.25)
@@ -116,6 +117,29 @@ def fsdp():
     low = measure(sample(half, half, *data(dist.get_rank()), 300), exact_gradient([0, 1]))
     assert half.head.weight.grad.dtype == torch.float32
     return {"mean": everywhere, "noise": together["noise"] / alone["noise"], "bf16": low}
+
+
+def fsdp_measured():
+    """What a sharded model keeps: by the measures themselves, in a plan, and in a trainer's session."""
+    exact, model = shard(make_model(None)), shard(make_model())
+    x, y = data()
+    loss = lambda out: (out * y).sum()  # noqa: E731
+    kept = []
+    for each in (exact, model):
+        with saved_memory(each) as saved:
+            total = loss(each(x))
+        kept.append(saved.activations)
+        total.backward()
+    with peak_memory(model):
+        loss(model(x)).backward()
+    planned = plan(exact, x, budget="60%", loss=loss)
+    session = Session(exact, None)
+    session.begin(planned)
+    with session.measuring():
+        loss(exact(x)).backward()
+    report = session.report()
+    session.end()
+    return {"kept": kept, "planned": len(planned), "reported": report["backsketch/kept_bytes"]}
 
 
 def fsdp_converted_after():

@@ -20,7 +20,7 @@ class PeakKept:
         self._own = sizes(model_tensors(model)).keys()
         self._claims: dict[int, int] = {}
         self._now = 0
-        self._hooks = saved_tensors_hooks(self._pack, _unpack)
+        self._hooks = saved_tensors_hooks(self._pack, Held.release)
 
     def __enter__(self) -> PeakKept:
         self._hooks.__enter__()
@@ -44,8 +44,3 @@ class PeakKept:
         self._claims[key] -= 1
         if not self._claims[key]:
             self._now -= size
-
-
-def _unpack(held: Held) -> Tensor:
-    tensor: Tensor = held.tensor
-    return tensor

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +17,8 @@ from .peak import PeakKept
 
 
 class Session:
-    """One training run of a converted model: ``begin``, a ``step_begin`` and ``step_end`` a step, ``end``.
+    """One training run of a converted model: ``begin``, steps inside ``measuring`` or between ``step_begin`` and
+    ``step_end``, ``end``.
 
     Args:
         noise_every: monitor the noise of each ``noise_every``-th step; None never does.
@@ -36,6 +39,15 @@ class Session:
         if self._noise_every is not None:
             monitor = NoiseMonitor(self.model, every=self._noise_every, callback=self._records.append)
             self._monitor = monitor.start(step)
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Measure what the step inside keeps, unless that is known since the last report."""
+        self.step_begin()
+        try:
+            yield
+        finally:
+            self.step_end()
 
     def step_begin(self) -> None:
         """Measure what this step keeps, unless that is known since the last report."""

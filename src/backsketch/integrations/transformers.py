@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from functools import wraps
+from types import FrameType
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
 
 from ..config import SketchConfig
 from ..conversion import Configs, Where
 from ..plan import plan
 from .session import Session, check_noise_every, unwrapped
+
+Sender = TypeVar("Sender", Trainer, CallbackHandler)
 
 _PLAN = "backsketch/plan"  # not the callback's name, under which the Trainer would make another one from it
 
@@ -54,13 +58,13 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         self.where = where
         self.planned: dict[str, dict[str, Any] | None] | None = None
         self._session: Session | None = None
+        self._unguard: Callable[[], None] | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Convert the model."""
-        if self._session is not None:  # an earlier run broke off
-            self._session.end()
+        self._end()  # of an earlier run that broke off
         if self.noise_every is not None and args.torch_compile:
             raise ValueError("noise_every must be None with torch_compile=True: compiled layers cannot be monitored")
         _before_the_loggers(self)
@@ -71,18 +75,8 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             state.stateful_callbacks[_PLAN] = self.planned  # which every checkpoint keeps
         self._session = Session(model, self.noise_every)
         self._session.begin(self._configs(), self.where, state.global_step)
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Measure what the first step after a log keeps."""
-        if self._session is not None:
-            self._session.step_begin()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Stop measuring."""
-        if self._session is not None:
-            self._session.step_end()
+        if (trainer := _sender(Trainer)) is not None:
+            self._guard(trainer)
 
     def on_log(
         self,
@@ -103,9 +97,42 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Give the model back as it was."""
-        if self._session is not None:
-            self._session.end()
-            self._session = None
+        self._end()
+
+    def _guard(self, trainer: Trainer) -> None:
+        """Put forward and backward of each step inside what measures it and cleans up after an exception.
+
+        Not between two events: the Trainer has none for a step that breaks off.
+        """
+        step, before = trainer.training_step, vars(trainer).get("training_step")
+
+        @wraps(step)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            if self._session is None:
+                return step(*args, **kwargs)
+            try:
+                with self._session.measuring():
+                    return step(*args, **kwargs)
+            except BaseException:
+                self._end()
+                raise
+
+        def unguard() -> None:
+            if before is None:
+                del trainer.training_step
+            else:
+                trainer.training_step = before
+
+        trainer.training_step = guarded
+        self._unguard = unguard
+
+    def _end(self) -> None:
+        session, self._session = self._session, None
+        unguard, self._unguard = self._unguard, None
+        if unguard is not None:
+            unguard()
+        if session is not None:
+            session.end()
 
     def _configs(self) -> Configs | None:
         if self.planned is None:
@@ -124,21 +151,27 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
 
 def _first_batch(dataloader: Any, size: int, device: torch.device) -> dict[str, Any]:
     """Return the first ``size`` samples as a batch, without a step of the sampler or of a random generator."""
+    dataset = dataloader.dataset
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):  # which need not end by itself
+        dataset = map(dataset.__getitem__, range(len(dataset)))
     with torch.random.fork_rng(devices=[]):
-        batch = dataloader.collate_fn(list(itertools.islice(iter(dataloader.dataset), size)))
+        batch = dataloader.collate_fn(list(itertools.islice(dataset, size)))
     return dict(tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), dict(batch)))
 
 
 def _before_the_loggers(callback: TrainerCallback) -> None:
-    """Move a callback to the front of its handler's list, so that what it adds to a log reaches every logger.
+    """Move a callback to the front of its handler's list, so that what it adds to a log reaches every logger."""
+    handler = _sender(CallbackHandler)
+    if handler is not None and callback in handler.callbacks:
+        handler.callbacks.remove(callback)
+        handler.callbacks.insert(0, callback)
 
-    The handler that is calling is found on the stack: an event brings everything with it but its sender.
-    """
-    frame = sys._getframe()
-    while frame.f_back is not None:
+
+def _sender(kind: type[Sender]) -> Sender | None:
+    """Find on the stack who sends the event that is being handled: it brings everything with it but that."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if isinstance(found := frame.f_locals.get("self"), kind):
+            return found
         frame = frame.f_back
-        handler = frame.f_locals.get("self")
-        if isinstance(handler, CallbackHandler) and callback in handler.callbacks:
-            handler.callbacks.remove(callback)
-            handler.callbacks.insert(0, callback)
-            return
+    return None

@@ -13,13 +13,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
     """Yield every storage behind ``tensor``: one for a plain tensor, more for a sparse or quantised one."""
     if is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from storages(getattr(tensor, name))
+        parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        yield from chain.from_iterable(storages(part) for part in parts if isinstance(part, Tensor))
     elif tensor.layout is torch.strided:
         yield tensor.untyped_storage()
     else:
-        parts = (getattr(tensor, name)() for name in _PARTS[tensor.layout])
-        yield from chain.from_iterable(map(storages, parts))
+        yield from chain.from_iterable(storages(getattr(tensor, name)()) for name in _PARTS[tensor.layout])
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:

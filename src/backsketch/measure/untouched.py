@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from ..sharded import gather_no_more
+
 
 @contextmanager
 def untouched(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
@@ -31,6 +33,7 @@ def untouched(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
                 model.train()
             yield
         finally:
+            gather_no_more(model)
             for snapshot in modules:
                 snapshot.restore()
             for leaf, gradient in gradients:
