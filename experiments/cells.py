@@ -13,6 +13,7 @@ from backsketch.glue.settings import Settings
 from backsketch.glue.tasks import find_task
 
 _CONFIG = tuple(field.name for field in fields(SketchConfig))
+SKETCH = {*_CONFIG, "exact", "recommended"}  # what config_of reads
 _RECIPE = tuple(field.name for field in fields(Recipe))
 _SETTINGS = tuple(field.name for field in fields(Settings))
 
@@ -30,7 +31,7 @@ def config_of(values: Mapping[str, Any]) -> SketchConfig | None:
 
 def settings_of(values: Mapping[str, Any], weights: Path, data: Path) -> Settings:
     """Return the settings of a fine-tuning; ``model`` is a directory below ``weights``."""
-    known = {*_CONFIG, *_RECIPE, *_SETTINGS, "exact", "recommended"}
+    known = {*SKETCH, *_RECIPE, *_SETTINGS}
     if unknown := sorted(values.keys() - known):
         raise ValueError(f"a cell of a fine-tuning cannot have {', '.join(unknown)}")
     if missing := [name for name in ("task", "model") if name not in values]:

@@ -11,7 +11,7 @@ from typing import Any
 import complexity
 import throughput
 import torch
-from cells import config_of, settings_of
+from cells import SKETCH, config_of, settings_of
 
 from backsketch import ignore_attention_mask
 from backsketch.glue import finetune as tuning
@@ -84,7 +84,8 @@ def run_memory(values: Values, places: Places) -> dict[str, Any]:
 def check_complexity(values: Values, places: Places) -> None:
     """Check the sketch and that the layer's sizes are given."""
     config_of(values)
-    _check_names(values, _parameters(complexity.count) - {"config"})
+    needed = _parameters(complexity.count) - {"config"}
+    _check_names(values, needed, needed | SKETCH)
 
 
 def run_complexity(values: Values, places: Places) -> dict[str, Any]:
@@ -95,9 +96,11 @@ def run_complexity(values: Values, places: Places) -> dict[str, Any]:
 
 def check_throughput(values: Values, places: Places) -> None:
     """Check the ways and look for the model."""
-    _check_names(values, _parameters(throughput.compare) - {"weights", "configs"} | {"ways"})
+    needed = _parameters(throughput.compare) - {"weights", "configs"} | {"ways"}
+    _check_names(values, needed, needed)
     _check_model(values, places)
     for way in values["ways"].values():
+        _check_names(way, (), SKETCH)
         config_of(way)
 
 
@@ -115,16 +118,18 @@ def _memory_settings(values: Values, places: Places) -> Settings:
 
 
 def _check_model(values: Values, places: Places) -> None:
-    _check_names(values, {"model"})
+    _check_names(values, {"model"}, values)
     if not (places.weights / values["model"] / "config.json").is_file():
         raise ValueError(
             f"weights must have a directory {values['model']!r} with config.json, got {str(places.weights)!r}"
         )
 
 
-def _check_names(values: Values, needed: Collection[str]) -> None:
+def _check_names(values: Values, needed: Collection[str], known: Collection[str]) -> None:
     if missing := sorted(set(needed) - values.keys()):
         raise ValueError(f"a cell of this measure must have {', '.join(missing)}")
+    if unknown := sorted(values.keys() - set(known)):
+        raise ValueError(f"a cell of this measure cannot have {', '.join(unknown)}")
 
 
 def _parameters(function: Callable[..., object]) -> set[str]:

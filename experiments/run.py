@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from filelock import FileLock, Timeout
 from grid import Cell, read_grid
 from measures import MEASURES, Places
 from rich.console import Console
@@ -44,11 +45,12 @@ def main(
         check_cells(missing, Places(weights, data, work))
     for number, cell in enumerate(missing, 1):
         say(f"[bold]{number}/{len(missing)}[/bold] {cell.name}")
-        path = records / f"{cell.name}.json"
-        if list_only or path.is_file():  # written meanwhile by another process
+        if list_only:
             continue
         try:
-            measure(cell, Places(weights, data, work / cell.name), path)
+            measure(cell, Places(weights, data, work / cell.name), records / f"{cell.name}.json")
+        except Timeout:
+            say("runs in another process")
         except Interrupted as stopped:
             say(str(stopped))
             sys.exit(130)
@@ -81,11 +83,19 @@ def check_cells(cells: list[Cell], places: Places) -> None:
 
 
 def measure(cell: Cell, places: Places, path: Path) -> None:
-    """Write the record with the cell's labels, by which it is found again; then nothing unfinished is left of it."""
-    record = MEASURES[cell.measure].run(cell.values, places)
-    write_json(path, {"cell": cell.labels, **record})
-    if places.work.is_dir():
-        shutil.rmtree(places.work)
+    """Write the record with the cell's labels, by which it is found again; then nothing unfinished is left of it.
+
+    Raises filelock.Timeout where another process is at it.
+    """
+    lock = places.work.with_name(places.work.name + ".lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock, timeout=0):
+        if path.is_file():  # written meanwhile by another process
+            return
+        record = MEASURES[cell.measure].run(cell.values, places)
+        write_json(path, {"cell": cell.labels, **record})
+        shutil.rmtree(places.work, ignore_errors=True)
+        lock.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

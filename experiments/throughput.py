@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging
 
 from backsketch import SketchConfig, sketch_, unsketch_
-from backsketch_bench.timing import best_times
+from backsketch_bench.timing import all_times
 
 
 def compare(
@@ -27,7 +27,7 @@ def compare(
     rounds: int,
     threads: int,
 ) -> dict[str, Any]:
-    """Return for each way the seconds of its fastest step and its throughput relative to the first's.
+    """Return for each way the seconds of its fastest step, its throughput relative to the first's, and that by round.
 
     One model is trained in all ways; it is converted outside the time that is taken.
     """
@@ -54,19 +54,20 @@ def compare(
         optimizer.step()
         optimizer.zero_grad()
 
-    best = best_times(
+    times = all_times(
         dict.fromkeys(configs, step),
         prepare={name: partial(converted, config) for name, config in configs.items()},
         rounds=rounds,
         title=model,
     )
-    exact = next(iter(best.values()))
+    exact = next(iter(times.values()))
     return {
         name: {
             "config": None if configs[name] is None else str(configs[name]),
-            "step_seconds": seconds,
-            "samples_per_second": batch_size / seconds,
-            "relative": exact / seconds,
+            "step_seconds": min(seconds),
+            "samples_per_second": batch_size / min(seconds),
+            "relative": min(exact) / min(seconds),
+            "relative_of_rounds": [one / own for one, own in zip(exact, seconds, strict=True)],
         }
-        for name, seconds in best.items()
+        for name, seconds in times.items()
     }

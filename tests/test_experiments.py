@@ -10,6 +10,7 @@ import pytest
 import torch
 import typer
 from cells import config_of, settings_of
+from filelock import FileLock
 from grid import Cell, read_grid
 from measures import MEASURES, Places
 from run import check_cells
@@ -126,6 +127,9 @@ def test_memory_is_measured_as_the_cell_says(place):
     assert kept(ignore_mask=True) < kept()
 
 
+TIMED = {"model": "model", "batch_size": 3, "length": 3, "rounds": 1, "threads": 1, "ways": {"exact": {"exact": True}}}
+
+
 def run(place, *arguments, grid="tiny"):
     command = [sys.executable, str(EXPERIMENTS / "run.py"), str(place / f"{grid}.toml"), "--weights", str(place)]
     command += ["--data", str(place), "--records", str(place / "records"), "--work", str(place / "work"), *arguments]
@@ -152,6 +156,16 @@ def test_only_what_has_no_record_runs(place):
     nothing = run(place, "--only", "no such cell")
     assert nothing.returncode == 2
     assert "matches none of 6 cells" in said(nothing)
+
+
+def test_a_cell_that_runs_in_another_process_is_passed_over(place):
+    lock = place / "work" / "tiny" / "mrpc-exact-seed-0.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):
+        other = run(place, "--only", "*mrpc-exact-seed-0")
+    assert other.returncode == 0, other.stderr
+    assert "runs in another process" in said(other)
+    assert not (place / "records" / "tiny" / "mrpc-exact-seed-0.json").exists()
 
 
 def test_a_mistake_in_the_last_cell_is_found_before_the_first_runs(place):
@@ -183,7 +197,10 @@ def test_a_mistake_in_the_last_cell_is_found_before_the_first_runs(place):
         ("memory", {"task": "CoLA", "model": "model", "exact": True, "file": "test.tsv"}, "CoLA: no file .*test.tsv"),
         ("complexity", {"rows": 3, "inputs": 3, "exact": True}, "must have outputs"),
         ("complexity", {"rows": 3, "inputs": 3, "outputs": 3}, "one of exact, recommended"),
+        ("complexity", {"rows": 3, "inputs": 3, "outputs": 3, "exact": True, "colour": 0}, "cannot have colour"),
         ("throughput", {"model": "model", "batch_size": 3, "rounds": 1, "threads": 1}, "must have length, ways"),
+        ("throughput", {**TIMED, "colour": 0}, "cannot have colour"),
+        ("throughput", {**TIMED, "ways": {"rows": {"ratios": 0.5}}}, "cannot have ratios"),
     ],
 )
 def test_what_is_wrong_with_a_cell_is_said_with_its_name(measure, values, complaint, place):
@@ -193,12 +210,11 @@ def test_what_is_wrong_with_a_cell_is_said_with_its_name(measure, values, compla
 
 @pytest.mark.parametrize("measure", MEASURES)
 def test_every_measure_is_checked(measure, place):
-    ways = {"exact": {"exact": True}}
     values = {
         "finetune": {"task": "CoLA", "model": "model", "exact": True},
         "memory": {"task": "CoLA", "model": "model", "exact": True, "file": "dev.tsv"},
         "complexity": {"rows": 3, "inputs": 3, "outputs": 3, "ratio": 0.5},
-        "throughput": {"model": "model", "batch_size": 3, "length": 3, "rounds": 1, "threads": 1, "ways": ways},
+        "throughput": TIMED,
     }
     MEASURES[measure].check(values[measure], Places(place, place, place / "work"))
 

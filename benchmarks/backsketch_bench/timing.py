@@ -16,12 +16,20 @@ Setup = Callable[[], AbstractContextManager[object]]
 def best_times(
     steps: Mapping[str, Step], *, rounds: int, title: str, repeat: int = 1, prepare: Mapping[str, Setup] | None = None
 ) -> dict[str, float]:
-    """Return name -> seconds of the fastest run; every round runs each step once, so that all meet the same machine.
+    """Return name -> seconds of the fastest run, of those that ``all_times`` makes."""
+    times = all_times(steps, rounds=rounds, title=title, repeat=repeat, prepare=prepare)
+    return {name: min(seconds) for name, seconds in times.items()}
+
+
+def all_times(
+    steps: Mapping[str, Step], *, rounds: int, title: str, repeat: int = 1, prepare: Mapping[str, Setup] | None = None
+) -> dict[str, list[float]]:
+    """Return name -> seconds in each round; every round runs each step once, so that all meet the same machine.
 
     ``prepare`` gives, by name, what a step needs around it, such as a model converted; it is not timed.
     """
     setups = {name: nullcontext if prepare is None else prepare[name] for name in steps}
-    best = dict.fromkeys(steps, float("inf"))
+    times: dict[str, list[float]] = {name: [] for name in steps}
     for name, step in steps.items():
         with setups[name]():
             step()
@@ -34,7 +42,7 @@ def best_times(
                     start = time.perf_counter()
                     for _ in range(repeat):
                         step()
-                    best[name] = min(best[name], (time.perf_counter() - start) / repeat)
+                    times[name].append((time.perf_counter() - start) / repeat)
     finally:
         gc.enable()
-    return best
+    return times

@@ -2,60 +2,67 @@
 
 from __future__ import annotations
 
+from statistics import mean
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from . import style
-from .artefact import MISSING, Artefact, Record, select, table, ways, where_from
+from .artefact import Artefact, Record, table, ways, where_from
 from .names import ordered, shown
+from .scores import cell
 
-TASK, WINDOW = "CoLA", 10
+TASK, WINDOW = "CoLA", 40
+
+Points = list[dict[str, float]]
 
 
 def render(records: list[Record]) -> tuple[str, Figure | None]:
-    """Return curves of seed 0, and the last values."""
+    """Return curves, each the mean over the seeds there are, and the last values."""
     figure, (train, loss, score) = style.panels(3, (13, 4.6))
     lines = []
     for way in ordered(ways(records)):
-        (record,) = select(records, "glue", way=way)
-        learned = record["results"]["curves"]
+        runs = [record["results"]["curves"] for record in records if record["cell"]["way"] == way]
         look = {**style.line(way), "label": shown(way).strip("*")}
-        train.plot(*_smooth(learned["train"]), **{**look, "marker": ""})
+        train.plot(*_smooth(_mean([run["train"] for run in runs], "loss")), **{**look, "marker": ""})
+        evaluated = [run["eval"] for run in runs]
         for axes, name, scale in ((loss, "loss", 1), (score, "score", 100)):
-            axes.plot(
-                [point["step"] for point in learned["eval"]],
-                [scale * point[name] for point in learned["eval"]],
-                markersize=5,
-                **look,
-            )
-        last = learned["eval"][-1]
-        smooth = _smooth(learned["train"])[1]
+            found = _mean(evaluated, name)
+            axes.plot(list(found), [scale * value for value in found.values()], markersize=5, **look)
         lines.append(
             [
                 shown(way),
-                f"{smooth[-1]:.3f}" if smooth else MISSING,
-                f"{last['loss']:.3f}",
-                f"{100 * last['score']:.1f}",
+                cell([_smooth(_mean([run["train"]], "loss"))[1][-1] for run in runs], ".3f"),
+                cell([points[-1]["loss"] for points in evaluated], ".3f"),
+                cell([100 * points[-1]["score"] for points in evaluated]),
             ]
         )
     for axes, label in ((train, "training loss"), (loss, "evaluation loss"), (score, "Matthews correlation × 100")):
         axes.set(xlabel="step", ylabel=label)
     style.legend(figure, loss, 4)
-    text = f"{TASK}, seed 0; training loss is a mean over {WINDOW} logs. At the last step:\n\n"
-    return text + table(
-        ["training", "training loss", "evaluation loss", "score"], lines
-    ) + f"\n\n{where_from(records)}\n", figure
+    text = (
+        f"{TASK}, means over the seeds there are; training loss is a running mean over {WINDOW} logs. At the last "
+        "step, with the standard deviation over seeds and their number:\n\n"
+    )
+    header = ["training", "training loss", "evaluation loss", "score"]
+    return f"{text}{table(header, lines)}\n\n{where_from(records)}\n", figure
 
 
-def _smooth(points: list[dict[str, float]]) -> tuple[list[float], list[float]]:
-    losses = [point["loss"] for point in points]
-    means = [sum(losses[end - WINDOW : end]) / WINDOW for end in range(WINDOW, len(losses) + 1)]
-    return [point["step"] for point in points[WINDOW - 1 :]], means
+def _mean(runs: list[Points], name: str) -> dict[int, float]:
+    """Return step -> the mean over runs, for the steps that all of them have."""
+    by_step = [{int(point["step"]): point[name] for point in points} for points in runs]
+    return {step: mean(run[step] for run in by_step) for step in by_step[0] if all(step in run for run in by_step)}
+
+
+def _smooth(losses: dict[int, float]) -> tuple[list[int], list[float]]:
+    """Return steps and running means."""
+    steps, values = list(losses), list(losses.values())
+    window = min(WINDOW, len(values))
+    return steps[window - 1 :], [mean(values[end - window : end]) for end in range(window, len(values) + 1)]
 
 
 def _needed(labels: dict[str, Any]) -> bool:
-    return labels["task"] == TASK and labels.get("seed", 0) == 0
+    return bool(labels["task"] == TASK)
 
 
 ARTEFACT = Artefact("curves", "Learning curves (figure)", ("glue",), render, _needed)

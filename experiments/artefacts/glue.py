@@ -10,13 +10,14 @@ from matplotlib.figure import Figure
 from . import paper, style
 from .artefact import MISSING, Artefact, Record, select, table, ways, where_from
 from .names import ordered, shown
-from .scores import by_seed, excess_loss, late_loss, scores
+from .scores import by_seed, cell, excess_loss, gaps, interval, late_loss, scores
 
 _NOTE = (
     "Scores are the means of each task's GLUE metrics on its development file at the last step, times 100; "
     "± is the standard deviation over seeds, and the small number how many. Kept is what a step keeps for backward of "
     "all that exact training keeps, on the longest batch of each task, mean over tasks; linear inputs are only a part "
-    "of that."
+    "of that. In the figure, differences from exact training with the same seeds: bars are standard errors, hollow "
+    "marks one seed."
 )
 
 
@@ -28,8 +29,8 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
         [
             shown(way),
             _kept(small, way),
-            *(_cell(scores(small, way, task)) for task in tasks),
-            _cell(list(by_seed(small, way, tasks).values())),
+            *(cell(scores(small, way, task)) for task in tasks),
+            cell(list(by_seed(small, way, tasks).values())),
         ]
         for way in names
     ]
@@ -50,22 +51,14 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
     return "\n\n".join(part for part in parts if part) + "\n", _figure(small, names, tasks)
 
 
-def _cell(values: list[float]) -> str:
-    if not values:
-        return MISSING
-    spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{mean(values):.1f}{spread} <sub>{len(values)}</sub>"
-
-
 def _kept(records: list[Record], way: str) -> str:
-    shares = []
+    shares = {}  # of a task, in which all runs keep the same
     for record in records:
-        if record["cell"]["way"] != way:
-            continue
-        exact = select(records, record["grid"], way="exact", task=record["cell"].get("task"))
-        if exact:
-            shares.append(record["results"]["memory"]["kept_bytes"] / exact[0]["results"]["memory"]["kept_bytes"])
-    return f"{mean(shares):.0%}" if shares else MISSING
+        task = record["cell"].get("task")
+        exact = select(records, record["grid"], way="exact", task=task)
+        if record["cell"]["way"] == way and exact:
+            shares[task] = record["results"]["memory"]["kept_bytes"] / exact[0]["results"]["memory"]["kept_bytes"]
+    return f"{mean(shares.values()):.0%}" if shares else MISSING
 
 
 def _verdict(records: list[Record], grid: str, tasks: list[str], at: str = "At a tenth of the bytes") -> str:
@@ -75,7 +68,8 @@ def _verdict(records: list[Record], grid: str, tasks: list[str], at: str = "At a
     seeds = sorted(ours.keys() & exact.keys() & gaussian.keys())
     if not seeds:
         return "The comparison at a tenth of the bytes is not complete."
-    from_exact, from_gaussian = (_points([ours[seed] - other[seed] for seed in seeds]) for other in (exact, gaussian))
+    of_all = {seed: ours[seed] for seed in seeds}
+    from_exact, from_gaussian = (_points(gaps(of_all, other)) for other in (exact, gaussian))
     return (
         f"{at}, {f'mean of {len(tasks)} tasks' if len(tasks) > 1 else tasks[0]} over "
         f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}: "
@@ -93,23 +87,28 @@ def _without(records: list[Record], tasks: list[str], task: str) -> str:
     return _verdict(rest, "glue", others, at)
 
 
-def _points(gaps: list[float]) -> str:
-    """Return the mean difference with its standard error, and the differences by seed."""
-    error = f" ± {stdev(gaps) / len(gaps) ** 0.5:.2f}" if len(gaps) > 1 else ""
-    return f"**{mean(gaps):+.2f}**{error} points (by seed {', '.join(f'{gap:+.2f}' for gap in gaps)})"
+def _points(found: list[float]) -> str:
+    """Return the mean difference with its interval, and the differences by seed."""
+    sure = "{:+.1f} to {:+.1f} with 95% confidence; ".format(*interval(found)) if len(found) > 1 else ""
+    return f"**{mean(found):+.2f}** points ({sure}by seed {', '.join(f'{gap:+.2f}' for gap in found)})"
 
 
 def _losses(records: list[Record], names: list[str], tasks: list[str]) -> str:
-    """Return how far training has come: the same examples in the same order, so far less noisy than a score."""
+    """Return how far training has come: the same examples in the same order."""
     lines = []
     for way in names[1:]:
-        by_task = [excess_loss(records, way, task) for task in tasks]
-        cells = [MISSING if excess is None else f"{excess:+.1%}" for excess in by_task]
-        known = [excess for excess in by_task if excess is not None]
-        lines.append([shown(way), *cells, f"{mean(known):+.1%}" if len(known) == len(tasks) else MISSING])
+        by_task = [[100 * excess for excess in excess_loss(records, way, task)] for task in tasks]
+        complete = mean(map(mean, by_task)) if all(by_task) else None
+        lines.append(
+            [
+                shown(way),
+                *(cell(excess, "+.1f") for excess in by_task),
+                MISSING if complete is None else f"{complete:+.1f}",
+            ]
+        )
     return (
-        "Training loss over the second half of training against that of exact training with the same seed, mean over "
-        f"seeds:\n\n{table(['training', *tasks, 'mean'], lines)}"
+        "Training loss over the second half of training above that of exact training with the same seed, in per cent:"
+        f"\n\n{table(['training', *tasks, 'mean'], lines)}"
     )
 
 
@@ -124,9 +123,9 @@ def _larger(records: list[Record]) -> str:
             [
                 shown(way),
                 _kept(records, way),
-                f"{mean(map(late_loss, runs)):.3f}",
-                f"{mean(run['results']['curves']['eval'][-1]['loss'] for run in runs):.3f}",
-                _cell([100 * run["results"]["score"] for run in runs]),
+                cell([late_loss(run) for run in runs], ".3f"),
+                cell([run["results"]["curves"]["eval"][-1]["loss"] for run in runs], ".3f"),
+                cell([100 * run["results"]["score"] for run in runs]),
             ]
         )
     settings, examples = records[0]["settings"], records[0]["results"]["examples"]["train"]
@@ -156,35 +155,42 @@ def _recipes(records: list[Record]) -> str:
 
 
 def _figure(records: list[Record], names: list[str], tasks: list[str]) -> Figure:
+    """Draw the differences from exact training with the same seeds: scores themselves vary more from seed to seed."""
     figure, (axes,) = style.panels(1, (7, 4.6))
+    exact = by_seed(records, "exact", tasks)
+    axes.axhline(0, color=style.INK, linestyle="--", linewidth=1, label="exact")
     families: dict[str, list[tuple[float, list[float]]]] = {}
-    for way in names:
-        values = list(by_seed(records, way, tasks).values())
-        if values and way == "exact":
-            axes.axhline(mean(values), color=style.INK, linestyle="--", linewidth=1, label="exact")
-        elif values:
-            kind, share = way.split()
-            families.setdefault(kind, []).append((float(share), values))
+    for way in names[1:]:
+        kind, share = way.split()
+        if found := gaps(by_seed(records, way, tasks), exact):
+            families.setdefault(kind, []).append((float(share), found))
     for kind, points in families.items():
         label, marker, shift = _LOOKS[kind]
-        axes.errorbar(
-            [share * shift for share, _ in sorted(points)],
-            [mean(values) for _, values in sorted(points)],
-            [stdev(values) if len(values) > 1 else 0 for _, values in sorted(points)],
-            fmt=f"{marker}-" if len(points) > 1 else marker,
-            color=style.color(kind),
-            capsize=3,
-            label=label,
-        )
+        for share, found in sorted(points):
+            several = len(found) > 1
+            axes.errorbar(
+                share * shift,
+                mean(found),
+                stdev(found) / len(found) ** 0.5 if several else None,
+                fmt=marker,
+                markersize=7,
+                color=style.color(kind),
+                markerfacecolor=style.color(kind) if several else "white",
+                capsize=3,
+                label=None if (share, found) != min(points) else label,
+            )
+    theirs = [(ratio, score - paper.AVERAGE[None]) for ratio, score in paper.AVERAGE.items() if ratio is not None]
+    look = {"color": style.QUIET, "linestyle": ":", "marker": "x", "markersize": 5}
+    axes.plot(*zip(*sorted(theirs), strict=True), label="in the paper", **look)
     axes.set(xscale="log", xlim=(0.083, 1), xlabel="kept of each linear input")
-    axes.set_ylabel(f"mean score of {len(tasks)} GLUE tasks")
+    axes.set_ylabel(f"mean score of {len(tasks)} tasks, minus exact's")
     axes.set_xticks([0.1, 0.2, 0.5, 0.9], ["10%", "20%", "50%", "90%"])
     axes.minorticks_off()
-    style.legend(figure, axes, 2)
+    style.legend(figure, axes, 3)
     return figure
 
 
-# Points of one share stand side by side, to the left of the Gaussian's line.
+# Points of one share stand side by side, to the left of the Gaussian's.
 _LOOKS = {
     "gaussian": ("the paper's Gaussian", "o", 1.0),
     "recommended": ("ours (rows in 4 bits, padding left out)", "D", 0.95),

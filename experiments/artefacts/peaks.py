@@ -34,7 +34,8 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
     text = (
         f"The peak of one step with AdamW's states in place, parameters and gradients included, by tensors:\n\n"
         f"{table(header, peaks)}\n\nSaved of the peak:\n\n{table([header[0], *header[2:]], saved)}\n\n"
-        f"The paper's own at ρ = 0.1 (RoBERTa-base on a GPU): {theirs}.\n\n{where_from(records)}\n"
+        "The paper's own at ρ = 0.1 (RoBERTa-base on a GPU, with batches of its own; what is saved depends on the "
+        f"batch): {theirs}.\n\n{where_from(records)}\n"
     )
     return text, None
 

@@ -1,10 +1,14 @@
-"""What runs of the GLUE grid reached: scores, and how far training came beside exact training."""
+"""What runs reached: scores, and how far training came beside exact training, each for all seeds."""
 
 from __future__ import annotations
 
-from statistics import mean
+import math
+from collections.abc import Sequence
+from statistics import mean, stdev
 
-from .artefact import Record, select
+from scipy.stats import t as student
+
+from .artefact import MISSING, Record, select
 
 
 def scores(records: list[Record], way: str, task: str) -> list[float]:
@@ -21,17 +25,35 @@ def by_seed(records: list[Record], way: str, tasks: list[str], grid: str = "glue
 
 
 def late_loss(record: Record) -> float:
-    """Return the mean training loss over the second half of training."""
+    """Return the mean training loss over the second half of training; inf if it was not finite."""
     losses = [point["loss"] for point in record["results"]["curves"]["train"]]
-    return mean(losses[len(losses) // 2 :])
+    return mean(math.inf if loss is None else loss for loss in losses[len(losses) // 2 :])
 
 
-def excess_loss(records: list[Record], way: str, task: str) -> float | None:
-    """Return the late loss relative to exact training's with the same seed, minus one: a mean over seeds, if any."""
+def excess_loss(records: list[Record], way: str, task: str) -> list[float]:
+    """Return the late loss relative to exact training's with the same seed, minus one, for each seed that has both."""
     exact = {_seed(record): late_loss(record) for record in select(records, "glue", way="exact", task=task)}
     runs = {_seed(record): late_loss(record) for record in select(records, "glue", way=way, task=task)}
-    both = runs.keys() & exact.keys()
-    return mean(runs[seed] / exact[seed] - 1 for seed in both) if both else None
+    return [runs[seed] / exact[seed] - 1 for seed in sorted(runs.keys() & exact.keys())]
+
+
+def gaps(ours: dict[int, float], theirs: dict[int, float]) -> list[float]:
+    """Return the differences by seed, over the seeds that both have."""
+    return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return where the mean lies with 95% confidence, by Student's t: at least two values."""
+    half = float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return mean(values) - half, mean(values) + half
+
+
+def cell(values: Sequence[float], form: str = ".1f") -> str:
+    """Return a mean over seeds, its standard deviation, and how many they are, for a table."""
+    if not values:
+        return MISSING
+    spread = f" ± {stdev(values):{form.lstrip('+')}}" if len(values) > 1 else ""
+    return f"{mean(values):{form}}{spread} <sub>{len(values)}</sub>"
 
 
 def _seed(record: Record) -> int:

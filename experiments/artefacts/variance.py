@@ -30,7 +30,8 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
         f"ρ = {config['ratio']}, layer `{layer}`; medians over the thirds of training:\n\n"
         f"{table(['', 'first', 'second', 'third'], lines)}\n\n"
         f"`scaled_ratio` is B_proj/(B−1)·D²/D²_SGD, the left side of the paper's Theorem 1, and `bound` (α+1)/α its "
-        f"right side; curves are running sums over {WINDOW} measured steps.\n\n{where_from(records)}\n"
+        f"right side; curves are running means over {WINDOW} measured steps, and ratios those of the means.\n\n"
+        f"{where_from(records)}\n"
     )
     return text, noise_figure(points, layer, window=WINDOW)
 

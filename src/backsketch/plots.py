@@ -26,7 +26,7 @@ def noise_figure(records: Sequence[Record], layer: str | None = None, window: in
     Args:
         records: from ``NoiseMonitor.to_records()``.
         layer: the layer to draw; by default the sum of all, which is the noise of the whole gradient.
-        window: add up so many steps before a ratio is taken: single steps scatter.
+        window: average so many steps before a ratio is taken: single steps scatter.
     """
     steps, curves = _curves(_totals(records, layer), window)
     figure = Figure(figsize=(7, 8), layout="constrained")
