@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from backsketch import NoiseMonitor, SketchConfig, SketchedLinear, sketch_, summary, unsketch_
+from backsketch import NoiseMonitor, SketchConfig, SketchedLinear, cost, profile, sketch_, summary, unsketch_
 
 CONFIG = SketchConfig(ratio=0.5)
 
@@ -240,3 +240,50 @@ def test_multihead_attention_still_trains():
     assert all(parameter.grad is not None for parameter in layer.parameters())
     with torch.no_grad():  # the fast path of eval() reads the weights itself
         torch.testing.assert_close(layer.eval()(x), exact.eval()(x))
+
+
+def test_a_mistake_in_where_leaves_the_model_as_it_was():
+    model = mlp()
+
+    def where(name, module):
+        if name == "2.1":
+            raise KeyError(name)
+        return True
+
+    with pytest.raises(KeyError):
+        sketch_(model, CONFIG, where)
+    assert set(kinds(model).values()) == {nn.Linear}
+
+
+def test_what_a_layer_called_config_before_is_given_back():
+    layer = nn.Linear(4, 4)
+    layer.config = {"its": "own"}
+    for _ in range(2):
+        sketch_(layer, CONFIG)
+        assert layer.config is CONFIG
+    assert unsketch_(layer).config == {"its": "own"}
+    assert not [name for name in vars(layer) if "config" in name and name != "config"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model: sketch_([model]), "model must be an nn.Module, got list"),
+        (lambda model: unsketch_([model]), "model must be an nn.Module, got list"),
+        (lambda model: summary("model"), "model must be an nn.Module, got str"),
+        (lambda model: sketch_(model, CONFIG, where="2.*"), "where must be a function .*, got '2.*'"),
+        (lambda model: sketch_(model, 0.1), "config must be a SketchConfig or a mapping .*, got 0.1"),
+        (lambda model: sketch_(model, profile(model, torch.randn(4, 6))), "got Profile; give a profile as profile="),
+        (lambda model: sketch_(model, CONFIG, profile={}), "profile must be what backsketch.profile returns, got dict"),
+        (lambda model: cost("rows", 3, 3, 3), "config must be a SketchConfig, got 'rows'"),
+    ],
+)
+def test_what_is_something_else_is_named(call, message):
+    with pytest.raises(TypeError, match=message):
+        call(mlp())
+
+
+def test_a_profile_of_another_model_is_told():
+    found = profile(mlp(), torch.randn(400, 6))
+    with pytest.warns(UserWarning, match="the profile is of a model without 1"):
+        sketch_(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), CONFIG, profile=found)

@@ -97,3 +97,10 @@ def test_helpers_are_of_the_size_announced(config, rows):
     ]
     announced = cost(config, rows, 256, 256).transient
     assert announced <= sum(helpers) <= 6 * announced
+
+
+@pytest.mark.parametrize("name", ["rows", "in_features", "out_features", "itemsize"])
+def test_sizes_are_positive(name):
+    sizes = {"rows": 3, "in_features": 3, "out_features": 3, "itemsize": 4, name: -5}
+    with pytest.raises(ValueError, match=f"{name} must be a positive integer, got -5"):
+        cost(SketchConfig(), **sizes)

@@ -131,7 +131,7 @@ def test_few_bits_add_less_noise_than_few_rows():
     assert kept(sketch_(model, stored), batch) == stored.kept_after < exact
 
 
-@pytest.mark.parametrize("bits", [(), (3,), (None, 16)])
+@pytest.mark.parametrize("bits", [(), (3,), (None, 16), 4])
 def test_wrong_bits_are_refused(bits):
     with pytest.raises(ValueError, match="bits must be some of"):
         plan(nn.Linear(4, 4), torch.randn(10, 4), budget="50%", bits=bits)

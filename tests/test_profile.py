@@ -3,13 +3,14 @@
 import copy
 import dataclasses
 import warnings
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from backsketch import SketchConfig, peak_memory, profile, saved_memory, sketch_, summary, unsketch_, valid_rows
+from backsketch import SketchConfig, peak_memory, plan, profile, saved_memory, sketch_, summary, unsketch_, valid_rows
 from small import BATCH, HIDDEN, LENGTH, MIDDLE, MODELS, ROWS, gpt2, llama, roberta, text, transformers, vit
 
 FLOAT, SEED = 4, 8
@@ -427,6 +428,19 @@ def test_the_peak_at_the_logits_is_said_to_be_there():
     assert found.loss_bytes > BATCH * LENGTH * 8000 * FLOAT
     narrow, batch = roberta()
     assert profile(narrow, **batch).advice is None
+
+
+def test_the_input_gradient_of_the_last_layer_is_no_part_of_the_logits():
+    found = profile(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 10)), torch.randn(512, 64))
+    assert found.loss_bytes <= 512 * 10 * FLOAT * 2  # the logits and their gradient
+    assert found.advice is None
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("measure", [profile, partial(plan, budget="50%")])
+def test_without_gradients_there_is_no_step_to_measure(measure, off):
+    with off(), pytest.raises(ValueError, match="needs gradients: not inside no_grad or inference_mode"):
+        measure(nn.Linear(4, 4), torch.randn(8, 4))
 
 
 def test_records_and_tables():

@@ -273,6 +273,10 @@ def test_a_plan_asks_a_dataset_only_for_what_it_has(tmp_path):
 def test_arguments_are_checked_before_training():
     with pytest.raises(ValueError, match="noise_every must be a positive integer or None, got 0"):
         SketchCallback(noise_every=0)
+    with pytest.raises(TypeError, match="config must be a SketchConfig or a mapping"):
+        SketchCallback(0.1)
+    with pytest.raises(TypeError, match="where must be a function"):
+        SketchCallback(where="encoder")
     with pytest.raises(ValueError, match="single SketchConfig when budget"):
         SketchCallback({"*": CONFIG}, budget="50%")
 

@@ -1,4 +1,4 @@
-"""Backsketch: train linear layers from a sketch of their input, and keep a tenth of it for backward."""
+"""Backsketch: train linear layers from a sketch of their input, and keep a tenth of its fp32 bytes for backward."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .config import SketchConfig, check_config
 from .inputs import as_rows, autocast_to, check_inputs
@@ -130,7 +129,24 @@ def _backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
         return _gradients(ctx, grad_out)
 
 
-_backward_once = once_differentiable(_backward)
+def _backward_once(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return the gradients such that to differentiate them again is an error."""
+    with torch.no_grad():
+        found = _backward(ctx, grad_out)
+    if grad_out is None or not grad_out.requires_grad:
+        return found
+    outputs: list[Any] = [None if each is None else each.detach() for each in found]
+    for each in outputs:
+        if each is not None:
+            each.requires_grad = True
+    refused: tuple[Tensor | None, ...] = torch._C._functions.DelayedError(_TWICE, len(outputs))(*outputs)
+    return refused
+
+
+_TWICE = (
+    "a sketched layer cannot be differentiated twice: its weight gradient is an estimate from what is kept. For a "
+    "gradient penalty or a Hessian use exact layers: backsketch.unsketch_(model)"
+)
 
 
 def _gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:

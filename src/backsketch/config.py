@@ -73,6 +73,7 @@ class SketchConfig:
 
         Rows in few bits: all of them in 8 bits where they fit, else as many as do in 4. At equal bytes that adds less
         noise than other kinds, more bits or 2 bits, and the mean row gains nothing (benchmarks/reports/frontier.json).
+        From 0.141 to 0.265, all rows in 4 bits, no more is kept. In bf16, half as large, the same is twice the share.
         """
         share = _share("keep", keep)
         if share == 1:

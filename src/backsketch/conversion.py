@@ -24,7 +24,7 @@ Pattern: TypeAlias = str | re.Pattern[str]
 Configs: TypeAlias = SketchConfig | Mapping[Any, SketchConfig | None]  # keys are Pattern: of Any, to take any mix
 Where: TypeAlias = Callable[[str, nn.Module], bool]
 
-_REASON = "_left_exact_because"
+_REASON, _OWN_CONFIG = "_left_exact_because", "_config_before_sketching"
 
 
 def sketch_(
@@ -40,21 +40,22 @@ def sketch_(
         model: any module, a single layer included.
         config: one config for all layers, or a mapping from name pattern to config. A pattern is a glob over the
             whole name ("encoder.*.query") or a compiled regular expression that must match all of it. The first match
-            wins; None leaves a layer exact, and so does no match. By default ``SketchConfig.recommended()``.
+            wins; None makes a layer exact, and one without a match stays as it is. By default
+            ``SketchConfig.recommended()``.
         where: called with a layer's name and the layer; False leaves it as it is.
         profile: what ``backsketch.profile`` saw. Layers that would keep no less than today are then left exact, and
             a warning names sets of layers that read one input but would keep more than one sketch of it.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    check_model(model)
+    check_choice(config, where)
     rules = _Rules(SketchConfig.recommended() if config is None else config)
+    layers = [(name, module) for name, module in model.named_modules() if sketched_type(module) is not None]
+    asked = {name: where is None or where(name, module) for name, module in layers}  # of all, before any is changed
     unpaid = {} if profile is None else _consult(profile, configs_for(model, config, where))
     converted = False
-    for name, module in model.named_modules():
-        if (twin := sketched_type(module)) is None:
-            continue
+    for name, module in layers:
         chosen, reason = rules.match(name)
-        if where is not None and not where(name, module):
+        if not asked[name]:
             _leave(module, "where() returned False")
             continue
         if name in unpaid:
@@ -62,9 +63,7 @@ def sketch_(
         if chosen is not None and _has_own_forward(module) and exact_type(module) is None:
             chosen, reason = None, "its forward was replaced, as accelerate's hooks do: convert it before that"
         if chosen is not None:
-            become(module, twin)
-            module.config = chosen
-            module.__dict__.pop(_REASON, None)
+            _convert(module, chosen)
             converted = True
         elif reason is not None:
             _restore(module)
@@ -88,6 +87,7 @@ def unsketch_(model: Model) -> Model:
     A layer of a class that was derived from a sketched one, or whose forward was replaced since, stays what it is, and
     a warning names it.
     """
+    check_model(model)
     for name, module in model.named_modules():
         _restore(module)
         module.__dict__.pop(_REASON, None)
@@ -99,6 +99,20 @@ def unsketch_(model: Model) -> Model:
             )
     forget_attention_mask(model)
     return model
+
+
+def check_model(model: object) -> None:
+    """Raise TypeError for what is no model."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+
+
+def check_choice(config: object, where: object) -> None:
+    """Raise TypeError or ValueError for what ``sketch_`` cannot take as its config and where."""
+    if config is not None:
+        _Rules(config)
+    if where is not None and not callable(where):
+        raise TypeError(f"where must be a function of a layer's name and the layer, got {where!r}")
 
 
 def configs_for(model: nn.Module, config: Configs | None = None, where: Where | None = None) -> dict[str, SketchConfig]:
@@ -137,6 +151,13 @@ def left_exact_because(module: nn.Module) -> str | None:
 
 def _consult(profile: Profile, chosen: dict[str, SketchConfig]) -> dict[str, str]:
     """Return why layers of ``chosen`` do not pay, and warn of groups that the others would split."""
+    if not hasattr(profile, "unpaid"):
+        raise TypeError(f"profile must be what backsketch.profile returns, got {type(profile).__name__}")
+    if unseen := sorted(chosen.keys() - {layer.name for layer in profile.layers}):
+        warnings.warn(
+            f"sketch_: the profile is of a model without {', '.join(unseen)}: whether these pay is not known",
+            stacklevel=3,
+        )
     unpaid = profile.unpaid(chosen)
     for group in profile.split_groups({name: config for name, config in chosen.items() if name not in unpaid}):
         warnings.warn(
@@ -150,11 +171,13 @@ def _consult(profile: Profile, chosen: dict[str, SketchConfig]) -> dict[str, str
 class _Rules:
     """Name patterns with their configs, in order, and which of them were never used."""
 
-    def __init__(self, configs: Configs) -> None:
+    def __init__(self, configs: object) -> None:
         if isinstance(configs, SketchConfig):
             configs = {"*": configs}
         if not isinstance(configs, Mapping):
-            raise TypeError(f"config must be a SketchConfig or a mapping from pattern to config, got {configs!r}")
+            hint = "; give a profile as profile=" if hasattr(configs, "unpaid") else ""
+            given = repr(configs) if isinstance(configs, (str, int, float)) else type(configs).__name__
+            raise TypeError(f"config must be a SketchConfig or a mapping from pattern to config, got {given}{hint}")
         if not configs:
             raise ValueError("config must have at least one pattern, got an empty mapping")
         for pattern, config in configs.items():
@@ -200,10 +223,22 @@ def _has_own_forward(module: nn.Module) -> bool:
     return "forward" in module.__dict__
 
 
+def _convert(module: nn.Module, config: SketchConfig) -> None:
+    twin = sketched_type(module)
+    assert twin is not None
+    if exact_type(module) is None and "config" in module.__dict__:  # something else of that name
+        module.__dict__[_OWN_CONFIG] = module.__dict__["config"]
+    become(module, twin)
+    module.__dict__["config"] = config
+    module.__dict__.pop(_REASON, None)
+
+
 def _restore(module: nn.Module) -> None:
     if (exact := exact_type(module)) is not None and not _has_own_forward(module):
         become(module, exact)
         del module.config
+        if _OWN_CONFIG in module.__dict__:
+            module.__dict__["config"] = module.__dict__.pop(_OWN_CONFIG)
 
 
 def _leave(module: nn.Module, reason: str) -> None:

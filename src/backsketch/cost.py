@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .config import SketchConfig
+from .config import SketchConfig, check_config
 from .kept import kept_bytes
 from .sketches import Blocked, Sketch, make_sketch
 from .sketches.base import CHUNK_ELEMENTS
@@ -40,10 +40,14 @@ def cost(config: SketchConfig | None, rows: int, in_features: int, out_features:
     Args:
         rows: B, batch times sequence; in_features: N_in; out_features: N_out; itemsize: bytes a value of the input.
     """
+    sizes = {"rows": rows, "in_features": in_features, "out_features": out_features, "itemsize": itemsize}
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be a positive integer, got {size!r}")
     product = 2 * rows * in_features * out_features
     if config is None:
         return Cost(kept=rows * in_features * itemsize, transient=0, forward=product, backward=2 * product)
-    dim = config.dim_for(rows)
+    dim = check_config(config).dim_for(rows)
     sketch = make_sketch(config.kind, rows, dim, 0, config.block)
     weight_gradient = 2 * dim * in_features * out_features
     return Cost(

@@ -107,7 +107,7 @@ def check_bits(bits: Collection[int | None] | None, config: SketchConfig) -> Col
     """Return the ways to store rows that may be planned: those given, or else those that ``config`` leaves open."""
     if bits is None:
         bits = ALL_BITS if config.kind == "rows" and config.bits is None else (config.bits,)
-    if not bits or any(each not in ALL_BITS for each in bits):
+    if not isinstance(bits, Collection) or not bits or any(each not in ALL_BITS for each in bits):
         raise ValueError(f"bits must be some of {ALL_BITS}, got {bits!r}")
     if config.kind != "rows" and set(bits) != {None}:
         raise ValueError(f"bits must be (None,) for every kind but rows, got {bits!r} for {config.kind!r}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from .config import SketchConfig
 from .measure.ledger import Chosen, Ledger
-from .measure.live import ACTIVATIONS, TRANSIENTS, Peak
+from .measure.live import ACTIVATIONS, TRANSIENTS, Peak, Place
 from .table import Table, change, readable, short
 
 
@@ -81,19 +81,22 @@ class Profile:
 
     @property
     def loss_bytes(self) -> int:
-        """Return the bytes of logits and loss at the peak: all that the last linear layer or no inner module made."""
-        loss_side = {None, "", self.layers[-1].name if self.layers else None}
+        """Return the bytes of logits and loss at the peak: what the last linear layer's forward or no module made."""
         return sum(
             size
             for item, size in self.peak_before.live.items()
-            if item.role in (ACTIVATIONS, TRANSIENTS) and item.place is not None and item.place.module in loss_side
+            if item.role in (ACTIVATIONS, TRANSIENTS) and item.place is not None and self._is_of_loss(item.place)
         )
+
+    def _is_of_loss(self, place: Place) -> bool:
+        by_last = place.phase == "forward" and bool(self.layers) and place.module == self.layers[-1].name
+        return place.module in (None, "") or by_last
 
     @property
     def advice(self) -> str | None:
         """Return what would lower the peak more than sketching does, if anything would."""
         share = self.loss_bytes / max(self.peak_before.total, 1)
-        if share >= 0.01 and self.loss_bytes > self.peak_before.total - self.peak_after.total:
+        if share >= 0.1 and self.loss_bytes > self.peak_before.total - self.peak_after.total:
             return (
                 f"at the logits: {readable(self.loss_bytes)} ({share:.0%}) of the peak are the logits and their loss; "
                 "a fused loss would help more"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from .conversion import is_sketched, left_exact_because, sketched_type
+from .conversion import check_model, is_sketched, left_exact_because, sketched_type
 from .table import Table
 
 
@@ -47,6 +47,7 @@ class Summary:
 
 def summary(model: nn.Module) -> Summary:
     """List the linear layers of ``model``: how they are sketched, or why they are not."""
+    check_model(model)
     reports = (_report(name, module) for name, module in model.named_modules())
     return Summary(tuple(report for report in reports if report is not None))
 

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ..conversion import Configs, Where
-from .session import Session, check_noise_every
+from .session import Session, check_arguments
 
 
 class SketchCallback(Callback):  # type: ignore[misc]
@@ -27,8 +27,9 @@ class SketchCallback(Callback):  # type: ignore[misc]
     def __init__(
         self, config: Configs | None = None, *, noise_every: int | None = None, where: Where | None = None
     ) -> None:
+        check_arguments(config, noise_every, where)
         self.config = config
-        self.noise_every = check_noise_every(noise_every)
+        self.noise_every = noise_every
         self.where = where
         self._session: Session | None = None
         self._logged = 0

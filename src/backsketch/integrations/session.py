@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ..conversion import Configs, Where, present_configs, sketch_, unsketch_
+from ..conversion import Configs, Where, check_choice, present_configs, sketch_, unsketch_
 from ..monitor import NoiseMonitor
 from ..records import Record, add_up, ratios
 from .peak import PeakKept
@@ -92,11 +92,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def check_noise_every(noise_every: object) -> int | None:
-    """Return ``noise_every`` if it is a positive integer or None."""
-    if noise_every is None or (isinstance(noise_every, int) and not isinstance(noise_every, bool) and noise_every > 0):
-        return noise_every
-    raise ValueError(f"noise_every must be a positive integer or None, got {noise_every!r}")
+def check_arguments(configs: object, noise_every: object, where: object) -> None:
+    """Raise TypeError or ValueError for what a callback cannot take, before any training."""
+    check_choice(configs, where)
+    is_count = isinstance(noise_every, int) and not isinstance(noise_every, bool) and noise_every > 0
+    if noise_every is not None and not is_count:
+        raise ValueError(f"noise_every must be a positive integer or None, got {noise_every!r}")
 
 
 def _ratio(records: list[Record]) -> float:

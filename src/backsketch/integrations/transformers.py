@@ -19,7 +19,7 @@ from transformers.trainer_callback import CallbackHandler
 from ..config import SketchConfig
 from ..conversion import Configs, Where
 from ..plan import plan
-from .session import Session, check_noise_every, unwrapped
+from .session import Session, check_arguments, unwrapped
 
 Sender = TypeVar("Sender", Trainer, CallbackHandler)
 
@@ -52,9 +52,10 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         if budget is not None and not (config is None or isinstance(config, SketchConfig)):
             raise ValueError("config must be a single SketchConfig when budget plans the others")
+        check_arguments(config, noise_every, where)
         self.config = config
         self.budget = budget
-        self.noise_every = check_noise_every(noise_every)
+        self.noise_every = noise_every
         self.where = where
         self.planned: dict[str, dict[str, Any] | None] | None = None
         self._session: Session | None = None

@@ -17,6 +17,8 @@ Loss: TypeAlias = Callable[[Any], Tensor]
 
 def forward_to_loss(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Loss | None) -> Tensor:
     """Run ``model`` and return its loss: ``loss(output)``, else ``output.loss``, else the mean of its first output."""
+    if not torch.is_grad_enabled():
+        raise ValueError("a training step is measured, which needs gradients: not inside no_grad or inference_mode")
     output = model(*args, **kwargs)
     value = default_loss(output) if loss is None else loss(output)
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
