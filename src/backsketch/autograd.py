@@ -83,12 +83,13 @@ def _forward(
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
-    _, weight, bias, how, _, valid, *kept = inputs
+    x, weight, bias, how, _, valid, *kept = inputs
     # The seed and the mask are saved tensors like the rows: checkpointing recomputes all of them, or none.
     ctx.save_for_backward(weight if ctx.needs_input_grad[0] else None, valid, *kept)
     ctx.valid = valid  # and once more outside, for valid_for to find while checkpointing recomputes
     ctx.how = how  # the config, or its spelling where a graph was traced
     ctx.in_features, ctx.weight_dtype = weight.shape[1], weight.dtype
+    ctx.column_major = x.dim() == 2 and x.stride(0) == 1 and x.stride(1) == x.shape[0]
     ctx.bias_dtype = None if bias is None else bias.dtype
     ctx.set_materialize_grads(False)
 
@@ -159,7 +160,9 @@ def _gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         estimate = traced_weight_gradient if torch.compiler.is_compiling() else weight_gradient
         grad_weight = estimate(tuple(kept), y, ctx.how, ctx.in_features, valid).to(ctx.weight_dtype)
     if ctx.needs_input_grad[0]:
-        grad_x = grad_out @ weight.to(grad_out.dtype)
+        weight = weight.to(grad_out.dtype)
+        # Autograd gives a column-major x a column-major gradient; the other product may round otherwise.
+        grad_x = (weight.t() @ grad_out.t()).t() if ctx.column_major else grad_out @ weight
     if ctx.needs_input_grad[2]:
         grad_bias = y.sum(0).to(ctx.bias_dtype)
     return grad_x, grad_weight, grad_bias, None, None, None, *(None for _ in kept)
