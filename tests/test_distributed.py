@@ -57,6 +57,7 @@ def test_what_a_sharded_model_keeps_is_measured(outcomes):
     exact, sketched = outcome["kept"]
     assert 0 < sketched < exact
     assert outcome["planned"] == 2
+    assert outcome["gathered"] == []
     assert 0 < outcome["reported"] < exact
 
 

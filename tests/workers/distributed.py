@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from backsketch import SketchConfig, peak_memory, plan, saved_memory, sketch_, summary, unsketch_
@@ -132,14 +133,18 @@ def fsdp_measured():
         total.backward()
     with peak_memory(model):
         loss(model(x)).backward()
+    exact(x)  # and no backward, which would put the gathered parameters back
     planned = plan(exact, x, budget="60%", loss=loss)
+    gathered = [name for name, parameter in exact.named_parameters() if not isinstance(parameter, DTensor)]
     session = Session(exact, None)
     session.begin(planned)
+    session.step_begin()
     with session.measuring():
         loss(exact(x)).backward()
     report = session.report()
     session.end()
-    return {"kept": kept, "planned": len(planned), "reported": report["backsketch/kept_bytes"]}
+    reported = report["backsketch/kept_bytes"]
+    return {"kept": kept, "planned": len(planned), "gathered": gathered, "reported": reported}
 
 
 def fsdp_converted_after():

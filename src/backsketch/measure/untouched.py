@@ -21,6 +21,7 @@ def untouched(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
     That is: the class, attributes and hooks of every module, training flags, buffers, ``.grad`` of parameters and of
     tensors in ``inputs`` (the very same tensors), and the state of torch's random generators.
     """
+    gather_no_more(model)  # or the snapshot would hold what is freed later
     modules = [_Snapshot.of(module) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     leaves = [*model.parameters(), *(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.is_leaf)]
