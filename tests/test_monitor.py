@@ -313,6 +313,21 @@ def test_ended_steps_can_be_forgotten():
     assert {record["step"] for record in monitor.to_records()} == {3}
 
 
+def test_a_training_that_goes_back_to_a_step_records_it_anew():
+    net = model()
+    monitor = NoiseMonitor(net)
+    for start, count in ((None, 3), (1, 1), (None, 1)):
+        monitor.start(start)
+        for _ in range(count):
+            net(sides()[0]).sum().backward()
+            monitor.step()
+        monitor.stop()
+    steps = [record["step"] for record in monitor.to_records() if record["layer"] == "0"]
+    assert steps == [0, 1, 2]
+    with monitor, pytest.raises(RuntimeError, match="the monitor has started"):
+        monitor.start(0)
+
+
 def test_callback_gets_each_record_once():
     net, seen = model(), []
     with NoiseMonitor(net, callback=seen.append) as monitor:

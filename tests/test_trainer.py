@@ -9,10 +9,12 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
+from torch.utils.data import IterableDataset
 from transformers import BertForSequenceClassification, TrainerCallback
 
 from backsketch import SketchConfig, saved_memory, sketch_, summary
 from backsketch.integrations.peak import PeakKept
+from backsketch.integrations.session import Session
 from backsketch.integrations.transformers import SketchCallback
 from training import STEPS, Sentences, make_model, make_trainer, train
 
@@ -220,6 +222,45 @@ def test_a_run_that_broke_off_can_be_started_again(tmp_path):
     assert type(trainer.model.classifier) is nn.Linear
 
 
+def test_what_another_run_left_behind_is_cleared_away(tmp_path):
+    broken = make_trainer(tmp_path, SketchCallback(CONFIG, noise_every=1), others=[Watch(fail=1)])
+    with pytest.raises(RuntimeError, match="broken off"):
+        broken.train()
+    watch = Watch()
+    other = make_trainer(tmp_path, SketchCallback({"classifier": CONFIG}), others=[watch])
+    other.model = other.model_wrapped = broken.model
+    other.train()
+    assert watch.sketched == {1}
+    assert not summary(broken.model).sketched
+    assert not any(module._forward_hooks for module in broken.model.modules())
+
+
+def test_what_a_step_keeps_is_the_most_of_its_passes():
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    reports = []
+    for passes in ([40], [10, 40, 20]):
+        session = Session(model, None)
+        session.begin(SketchConfig(ratio=0.5))
+        session.step_begin()
+        for rows in passes:
+            with session.measuring():
+                model(torch.randn(rows, 8)).sum().backward()
+        session.step_begin()
+        with session.measuring():  # known since the last report
+            model(torch.randn(80, 8)).sum().backward()
+        reports.append(session.report())
+        session.end()
+    assert reports[0]["backsketch/kept_bytes"] > 0
+    assert reports[0] == reports[1]
+
+
+def test_a_trainer_takes_one_callback(tmp_path):
+    trainer = make_trainer(tmp_path, SketchCallback(CONFIG), others=[SketchCallback(CONFIG)])
+    with pytest.raises(ValueError, match="a Trainer takes one SketchCallback"):
+        trainer.train()
+    assert not summary(trainer.model).sketched
+
+
 class Bad(Sentences):
     """Data with a token that no embedding knows."""
 
@@ -268,6 +309,20 @@ def test_a_plan_asks_a_dataset_only_for_what_it_has(tmp_path):
     trainer = make_trainer(tmp_path, SketchCallback(budget="50%"))
     trainer.train_dataset = Few()
     trainer.train()
+
+
+def test_a_plan_takes_data_that_are_a_stream_of_known_length(tmp_path):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter([Sentences()[index] for index in range(len(self))])
+
+        def __len__(self):
+            return len(Sentences())
+
+    trainer = make_trainer(tmp_path, SketchCallback(budget="50%"))
+    trainer.train_dataset = Stream()
+    trainer.train()
+    assert logged(trainer, "backsketch/kept_bytes")
 
 
 def test_arguments_are_checked_before_training():

@@ -82,9 +82,12 @@ class NoiseMonitor:
         """Hook the sketched layers; records of an earlier run stay.
 
         Args:
-            step: the number of the next step, for a training that continues; by default counting goes on.
+            step: the number of the next step, for a training that continues; records from there on are dropped. By
+                default counting goes on.
         """
         if self._handles:
+            if step is not None:
+                raise RuntimeError("the monitor has started: stop() it before step= says where it goes on")
             return self
         layers = {name: module for name, module in self.model.named_modules() if self._selects(name, module)}
         if not layers:
@@ -95,7 +98,9 @@ class NoiseMonitor:
             for name, module in self._layers.items()
         ]
         self._handles.append(register_optimizer_step_post_hook(self._after_optimizer))
-        self._step = self._step if step is None else step
+        if step is not None:
+            self._step = step
+            self._steps = {earlier: layers for earlier, layers in self._steps.items() if earlier < step}
         return self
 
     def stop(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -32,6 +33,7 @@ class SketchCallback(Callback):  # type: ignore[misc]
         self.noise_every = noise_every
         self.where = where
         self._session: Session | None = None
+        self._measuring = ExitStack()
         self._logged = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -45,6 +47,7 @@ class SketchCallback(Callback):  # type: ignore[misc]
         """Measure what the first step after a log keeps."""
         if self._session is not None:
             self._session.step_begin()
+            self._measuring.enter_context(self._session.measuring())
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -52,7 +55,7 @@ class SketchCallback(Callback):  # type: ignore[misc]
         """Stop measuring, and log when the trainer does."""
         if self._session is None:
             return
-        self._session.step_end()
+        self._measuring.close()
         step, every = trainer.global_step, trainer.log_every_n_steps
         if every and step % every == 0 and step != self._logged:  # micro-batches of one step report once
             self._logged = step
@@ -70,6 +73,7 @@ class SketchCallback(Callback):  # type: ignore[misc]
             self._end()
 
     def _end(self) -> None:
+        self._measuring.close()
         if self._session is not None:
             self._session.end()
             self._session = None

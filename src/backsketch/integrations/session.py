@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from ..config import SketchConfig
 from ..conversion import Configs, Where, check_choice, present_configs, sketch_, unsketch_
 from ..monitor import NoiseMonitor
 from ..records import Record, add_up, ratios
@@ -17,8 +19,9 @@ from .peak import PeakKept
 
 
 class Session:
-    """One training run of a converted model: ``begin``, steps inside ``measuring`` or between ``step_begin`` and
-    ``step_end``, ``end``.
+    """One training run of a converted model: ``begin``, steps, ``end``.
+
+    Of each step ``step_begin`` comes first, and then its passes, each inside ``measuring``.
 
     Args:
         noise_every: monitor the noise of each ``noise_every``-th step; None never does.
@@ -26,40 +29,37 @@ class Session:
 
     def __init__(self, model: nn.Module, noise_every: int | None) -> None:
         self.model = unwrapped(model)
+        if (left := _running.pop(self.model, None)) is not None:  # an earlier run broke off
+            _give_back(self.model, *left)
         self._before = present_configs(self.model)
         self._records: list[Record] = []
         self._noise_every = noise_every
         self._monitor: NoiseMonitor | None = None
-        self._peak: PeakKept | None = None
+        self._measures = False
         self._kept: int | None = None
 
     def begin(self, configs: Configs | None, where: Where | None = None, step: int = 0) -> None:
         """Convert the layers, ``step`` steps after the training began."""
         sketch_(self.model, configs, where)
         if self._noise_every is not None:
-            monitor = NoiseMonitor(self.model, every=self._noise_every, callback=self._records.append)
-            self._monitor = monitor.start(step)
+            self._monitor = NoiseMonitor(self.model, every=self._noise_every, callback=self._records.append)
+        _running[self.model] = self._left()
+        if self._monitor is not None:
+            self._monitor.start(step)
+
+    def step_begin(self) -> None:
+        """Measure what the passes of this step keep, unless that is known since the last report."""
+        self._measures = self._kept is None
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Measure what the step inside keeps, unless that is known since the last report."""
-        self.step_begin()
-        try:
+        """Measure a forward and backward pass inside a step, which may have several."""
+        if not self._measures:
             yield
-        finally:
-            self.step_end()
-
-    def step_begin(self) -> None:
-        """Measure what this step keeps, unless that is known since the last report."""
-        if self._kept is None and self._peak is None:
-            self._peak = PeakKept(self.model)
-            self._peak.__enter__()
-
-    def step_end(self) -> None:
-        """Stop measuring."""
-        if self._peak is not None:
-            self._peak.__exit__()
-            self._kept, self._peak = self._peak.bytes, None
+            return
+        with PeakKept(self.model) as peak:
+            yield
+        self._kept = max(self._kept or 0, peak.bytes)
 
     def report(self) -> dict[str, float]:
         """Return what was measured since the last report, under the names it is logged with."""
@@ -76,12 +76,26 @@ class Session:
 
     def end(self) -> None:
         """Give every layer back the class and config it had."""
-        self.step_end()
-        if self._monitor is not None:
-            self._monitor.stop()
-        unsketch_(self.model)
-        if self._before:
-            sketch_(self.model, self._before)
+        _running.pop(self.model, None)
+        _give_back(self.model, *self._left())
+
+    def _left(self) -> _Left:
+        return self._before, None if self._monitor is None else ref(self._monitor)
+
+
+_Left: TypeAlias = tuple[dict[str, SketchConfig], "ref[NoiseMonitor] | None"]
+
+_running: WeakKeyDictionary[nn.Module, _Left] = WeakKeyDictionary()  # from begin to end; nothing in it owns the model
+
+
+def _give_back(model: nn.Module, before: dict[str, SketchConfig], monitor: ref[NoiseMonitor] | None) -> None:
+    """Stop the monitor, which its hooks keep alive, and give the layers their classes and configs back."""
+    watching = None if monitor is None else monitor()
+    if watching is not None:
+        watching.stop()
+    unsketch_(model)
+    if before:
+        sketch_(model, before)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
+from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
 
@@ -78,6 +79,13 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         self._session.begin(self._configs(), self.where, state.global_step)
         if (trainer := _sender(Trainer)) is not None:
             self._guard(trainer)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Measure what the first step after a log keeps."""
+        if self._session is not None:
+            self._session.step_begin()
 
     def on_log(
         self,
@@ -153,7 +161,7 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
 def _first_batch(dataloader: Any, size: int, device: torch.device) -> dict[str, Any]:
     """Return the first ``size`` samples as a batch, without a step of the sampler or of a random generator."""
     dataset = dataloader.dataset
-    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):  # which need not end by itself
+    if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__"):  # which need not end by itself
         dataset = map(dataset.__getitem__, range(len(dataset)))
     with torch.random.fork_rng(devices=[]):
         batch = dataloader.collate_fn(list(itertools.islice(dataset, size)))
@@ -164,6 +172,8 @@ def _before_the_loggers(callback: TrainerCallback) -> None:
     """Move a callback to the front of its handler's list, so that what it adds to a log reaches every logger."""
     handler = _sender(CallbackHandler)
     if handler is not None and callback in handler.callbacks:
+        if sum(isinstance(each, SketchCallback) for each in handler.callbacks) > 1:
+            raise ValueError("a Trainer takes one SketchCallback: a mapping as its config can say what two would")
         handler.callbacks.remove(callback)
         handler.callbacks.insert(0, callback)
 
