@@ -339,8 +339,60 @@ def test_no_two_processes_write_to_one_folder(place, tmp_path):
                 finetune(settings(place), tmp_path)
             control.should_training_stop = True
 
+    (tmp_path / "lock").write_text("of something else")
     finetune(settings(place), tmp_path, callbacks=(Another(),))
-    assert not (tmp_path / "lock").exists()
+    assert (tmp_path / "lock").read_text() == "of something else"
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_what_another_process_finished_meanwhile_is_not_run_again(place, tmp_path):
+    run = tuning.prepare(settings(place), tmp_path)
+    record = finetune(settings(place), tmp_path)
+    assert run() == record
+
+
+class Break(TrainerCallback):
+    """Break off before any step, so hard that no event tells of it, or at a step without a checkpoint."""
+
+    def __init__(self, error, step=None):
+        self.error, self.step = error, step
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if self.step is None:
+            raise self.error
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("how", "remains"),
+    [(Break(KeyboardInterrupt()), False), (Break(RuntimeError("lost"), 1), True)],
+    ids=["before a step", "before a checkpoint"],
+)
+def test_an_overwritten_run_is_not_lost_before_there_is_another(how, remains, place, tmp_path):
+    record = finetune(settings(place), tmp_path)
+    before = files(tmp_path)
+    with pytest.raises(type(how.error)):
+        finetune(settings(place, seed=5), tmp_path, overwrite=True, callbacks=(how,))
+    assert (files(tmp_path) != before) == remains  # what was put aside is put back by the next command
+    assert finetune(settings(place), tmp_path) == record
+    assert files(tmp_path) == before
+
+
+def test_an_empty_folder_stays_when_nothing_was_run(place, tmp_path):
+    with pytest.raises(ValueError, match="budget must be at least"):
+        finetune(settings(place, budget="0.0001%"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_stops_a_run_that_can_tell_no_one(place, tmp_path, monkeypatch):
+    closed = (tmp_path / "closed").open("w")
+    closed.close()
+    monkeypatch.setattr(watch.sys, "stderr", closed)
+    with pytest.raises(Interrupted):
+        finetune(settings(place), tmp_path / "out", callbacks=(Press(1),))
 
 
 def test_overwriting_removes_only_what_the_run_wrote(place, tmp_path):

@@ -35,6 +35,7 @@ from .folder import (
     RECORD,
     TENSORBOARD,
     begin,
+    check_place,
     finished,
     forget_checkpoints,
     forget_earlier,
@@ -85,8 +86,12 @@ def prepare(settings: Settings, out: Path, *, overwrite: bool = False) -> Callab
 
     Only what is returned changes ``out``.
     """
-    if (record := finished(settings, out, overwrite)) is not None:
-        return lambda **_: record
+    if out.is_dir():
+        with owned(out):
+            record = finished(settings, out, overwrite)
+        if record is not None:
+            return lambda **_: record
+    check_place(out)
     task = settings.the_task
     train, *devs = read_task(task, settings.data)
     train, devs = train.subset(settings.train_rows), [dev.subset(settings.eval_rows) for dev in devs]
@@ -115,13 +120,15 @@ class _Run:
 
     def __call__(self, *, progress: bool = False, callbacks: tuple[TrainerCallback, ...] = ()) -> dict[str, Any]:
         with owned(self.out):
+            record = finished(self.settings, self.out, self.overwrite)
+            if record is not None:  # by another process meanwhile
+                return record
+            begin(self.settings.describe(), self.out, self.overwrite)
             return self._run(progress, callbacks)
 
     def _run(self, progress: bool, callbacks: tuple[TrainerCallback, ...]) -> dict[str, Any]:
         settings, task = self.settings, self.settings.the_task
-        described = settings.describe()
-        begin(described, self.out, self.overwrite)
-        checkpoint = last_checkpoint(self.out)
+        checkpoint, trainer = last_checkpoint(self.out), None
         steps = settings.max_steps or settings.the_recipe.steps(len(self.train))
         noise_every = max(1, steps // _NOISE_LOGS) if settings.noise_every is None else settings.noise_every
         sketch = None
@@ -133,19 +140,19 @@ class _Run:
         noise_log = NoiseLog(self.out / NOISE, settings.noise_layers, noise_every) if settings.noise_layers else None
         sketching = [each for each in (sketch, noise_log) if each is not None]  # conversion first
         clock, stop = Clock(noise_every if sketch else None), StopOnSignal()
-        watching = [*_tensorboard(self.out / TENSORBOARD, checkpoint), clock, LogEpochs(), stop]
-        trainer = self._trainer(steps, [*sketching, *watching, *callbacks])
-        if settings.eval_every is not None:
-            trainer.add_callback(EvaluateAtEnd())
-        trainer.remove_callback(PrinterCallback)
-        trainer.remove_callback(ProgressCallback)
-        if progress:
-            trainer.add_callback(Progress())
         try:
+            watching = [*_tensorboard(self.out / TENSORBOARD, checkpoint), clock, LogEpochs(), stop]
+            trainer = self._trainer(steps, [*sketching, *watching, *callbacks])
+            if settings.eval_every is not None:
+                trainer.add_callback(EvaluateAtEnd())
+            trainer.remove_callback(PrinterCallback)
+            trainer.remove_callback(ProgressCallback)
+            if progress:
+                trainer.add_callback(Progress())
             with stop:
                 _train(trainer, steps, checkpoint)
-        except Exception:
-            if checkpoint is None and trainer.state.global_step == 0:
+        except BaseException:
+            if checkpoint is None and (trainer is None or trainer.state.global_step == 0):
                 leave(self.out)
             raise
         forget_earlier(self.out)
@@ -178,7 +185,7 @@ class _Run:
         }
         if settings.save_model:
             trainer.save_model(str(self.out / MODEL))
-        write_record(self.out / RECORD, settings=described, results=results, packages=_PACKAGES)
+        write_record(self.out / RECORD, settings=settings.describe(), results=results, packages=_PACKAGES)
         forget_checkpoints(self.out)
         record: dict[str, Any] = json.loads((self.out / RECORD).read_text())
         return record

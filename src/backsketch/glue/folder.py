@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,13 @@ from ..results import write_json
 from .settings import Settings
 
 RECORD, SETTINGS, LOG, NOISE = "record.json", "settings.json", "log.json", "noise.jsonl"
-MODEL, TENSORBOARD, EARLIER = "model", "tensorboard", "overwritten"
+MODEL, TENSORBOARD, EARLIER, LOCK = "model", "tensorboard", ".backsketch-overwritten", ".backsketch-lock"
+
+
+def check_place(out: Path) -> None:
+    """Raise ValueError where there can be no directory."""
+    if files := [path for path in (out, *out.parents) if path.exists() and not path.is_dir()]:
+        raise ValueError(f"out must be a directory, got {str(out)!r}, and {str(files[0])!r} is a file")
 
 
 def finished(settings: Settings, out: Path, overwrite: bool) -> dict[str, Any] | None:
@@ -23,8 +29,8 @@ def finished(settings: Settings, out: Path, overwrite: bool) -> dict[str, Any] |
 
     Another run there is an error, unless it is to be overwritten.
     """
-    if files := [path for path in (out, *out.parents) if path.exists() and not path.is_dir()]:
-        raise ValueError(f"out must be a directory, got {str(out)!r}, and {str(files[0])!r} is a file")
+    if (out / EARLIER).is_dir() and not (_checkpoints(out) or (out / RECORD).is_file()):
+        leave(out)  # what was to overwrite it broke off before anything was saved
     if settings.save_model and (out / MODEL).exists() and not _saves_model(out):
         raise ValueError(f"out {str(out)!r} has a model of something else, which save_model would replace")
     if overwrite:
@@ -48,9 +54,10 @@ def finished(settings: Settings, out: Path, overwrite: bool) -> dict[str, Any] |
 
 @contextmanager
 def owned(out: Path) -> Iterator[None]:
-    """Keep other processes out of ``out``, which is made if need be, and removed again if nothing was written to it."""
+    """Keep other processes out of ``out``, which is made if need be, and then removed again if it stays empty."""
+    existed = out.is_dir()
     out.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(out / "lock", timeout=0)
+    lock = FileLock(out / LOCK, timeout=0)
     try:
         lock.acquire()
     except Timeout:
@@ -58,10 +65,11 @@ def owned(out: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        (out / "lock").unlink(missing_ok=True)
+        (out / LOCK).unlink(missing_ok=True)
         lock.release()
-        if not any(out.iterdir()):
-            out.rmdir()
+        if not existed:
+            with suppress(OSError):  # it is not empty
+                out.rmdir()
 
 
 def begin(described: dict[str, Any], out: Path, overwrite: bool) -> None:

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -129,7 +130,8 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
         self.__exit__()
-        print("\nstopping after this step; once more stops at once and loses what is not saved", file=sys.stderr)
+        with suppress(OSError, ValueError, RuntimeError):  # whoever reads may have got the same signal
+            print("\nstopping after this step; once more stops at once and loses what is not saved", file=sys.stderr)
 
 
 def _ends_epoch(state: Any) -> bool:
