@@ -99,7 +99,7 @@ def _but_the_end(mask: Tensor) -> Tensor:
     so it has a gradient; as it may read nothing, eager attention makes it read everything, padding at the end too.
     """
     counts = mask != 0
-    return counts.flip(1).cummax(1).values.flip(1) | ~counts[:, :1]
+    return (counts.flip(1).cumsum(1).flip(1) > 0) | ~counts[:, :1]
 
 
 def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
