@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from . import style
 from .artefact import Artefact, Record, table, ways, where_from
 from .names import ordered, shown
-from .scores import cell
+from .scores import cell, number
 
 TASK, WINDOW = "CoLA", 40
 
@@ -33,8 +33,8 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
             [
                 shown(way),
                 cell([_smooth(_mean([run["train"]], "loss"))[1][-1] for run in runs], ".3f"),
-                cell([points[-1]["loss"] for points in evaluated], ".3f"),
-                cell([100 * points[-1]["score"] for points in evaluated]),
+                cell([number(points[-1]["loss"]) for points in evaluated], ".3f"),
+                cell([100 * number(points[-1]["score"]) for points in evaluated]),
             ]
         )
     for axes, label in ((train, "training loss"), (loss, "evaluation loss"), (score, "Matthews correlation × 100")):
@@ -50,7 +50,7 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
 
 def _mean(runs: list[Points], name: str) -> dict[int, float]:
     """Return step -> the mean over runs, for the steps that all of them have."""
-    by_step = [{int(point["step"]): point[name] for point in points} for points in runs]
+    by_step = [{int(point["step"]): number(point[name]) for point in points} for points in runs]
     return {step: mean(run[step] for run in by_step) for step in by_step[0] if all(step in run for run in by_step)}
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from . import paper, style
 from .artefact import MISSING, Artefact, Record, select, table, ways, where_from
 from .names import ordered, shown
-from .scores import by_seed, cell, excess_loss, gaps, interval, late_loss, scores
+from .scores import by_seed, cell, excess_loss, gaps, interval, late_loss, number, score, scores
 
 _NOTE = (
     "Scores are the means of each task's GLUE metrics on its development file at the last step, times 100; "
@@ -124,8 +124,8 @@ def _larger(records: list[Record]) -> str:
                 shown(way),
                 _kept(records, way),
                 cell([late_loss(run) for run in runs], ".3f"),
-                cell([run["results"]["curves"]["eval"][-1]["loss"] for run in runs], ".3f"),
-                cell([100 * run["results"]["score"] for run in runs]),
+                cell([number(run["results"]["curves"]["eval"][-1]["loss"]) for run in runs], ".3f"),
+                cell([score(run) for run in runs]),
             ]
         )
     settings, examples = records[0]["settings"], records[0]["results"]["examples"]["train"]

@@ -11,7 +11,7 @@ from backsketch import SketchConfig
 from .artefact import MISSING, Artefact, Record, select, table, where_from
 from .names import shown
 from .paper import MATMULS
-from .scores import cell
+from .scores import cell, score
 
 RATIOS, NINE_TENTHS = ("0.5", "0.2", "0.1"), "gaussian 0.9"  # the paper's table has no such line
 _CALLED = {"gaussian": "Gaussian", "rademacher": "Rademacher", "cosine": "DCT", "fourier": "DFT"}
@@ -50,7 +50,7 @@ def _in_the_paper(way: str) -> tuple[str, str]:
 def _score(records: list[Record], way: str) -> str:
     kind, _, ratio = way.partition(" ")
     found = select(records, "matmuls", kind=kind, ratio=ratio) + select(records, "glue", way=way)
-    return cell([100 * record["results"]["score"] for record in found])
+    return cell([score(record) for record in found])
 
 
 def _time(records: list[Record], way: str) -> str:

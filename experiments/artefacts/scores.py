@@ -13,21 +13,31 @@ from .artefact import MISSING, Record, select
 
 def scores(records: list[Record], way: str, task: str) -> list[float]:
     """Return the scores of all seeds, times 100."""
-    return [100 * record["results"]["score"] for record in select(records, "glue", way=way, task=task)]
+    return [score(record) for record in select(records, "glue", way=way, task=task)]
+
+
+def score(record: Record) -> float:
+    """Return the score times 100."""
+    return 100 * number(record["results"]["score"])
+
+
+def number(value: float | None) -> float:
+    """Return the value of a record, in which null stands for what is not finite."""
+    return math.nan if value is None else value
 
 
 def by_seed(records: list[Record], way: str, tasks: list[str], grid: str = "glue") -> dict[int, float]:
     """Return the mean over all tasks for each seed that has them all."""
     found: dict[int, list[float]] = {}
     for record in select(records, grid, way=way):
-        found.setdefault(_seed(record), []).append(100 * record["results"]["score"])
+        found.setdefault(_seed(record), []).append(score(record))
     return {seed: mean(each) for seed, each in sorted(found.items()) if len(each) == len(tasks)}
 
 
 def late_loss(record: Record) -> float:
-    """Return the mean training loss over the second half of training; inf if it was not finite."""
+    """Return the mean training loss over the second half of training."""
     losses = [point["loss"] for point in record["results"]["curves"]["train"]]
-    return mean(math.inf if loss is None else loss for loss in losses[len(losses) // 2 :])
+    return mean(map(number, losses[len(losses) // 2 :]))
 
 
 def excess_loss(records: list[Record], way: str, task: str) -> list[float]:
@@ -52,6 +62,8 @@ def cell(values: Sequence[float], form: str = ".1f") -> str:
     """Return a mean over seeds, its standard deviation, and how many they are, for a table."""
     if not values:
         return MISSING
+    if not all(map(math.isfinite, values)):
+        return f"diverged <sub>{len(values)}</sub>"
     spread = f" ± {stdev(values):{form.lstrip('+')}}" if len(values) > 1 else ""
     return f"{mean(values):{form}}{spread} <sub>{len(values)}</sub>"
 
