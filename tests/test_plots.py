@@ -38,6 +38,16 @@ def test_one_layer_is_drawn_as_recorded():
     assert "above the bound" not in lines(ratio)
 
 
+def test_further_runs_are_drawn_beside():
+    records = [record(step, "a", 2.0, 1.0, 4.0) for step in range(3)]
+    beside = {f"run {number}": [record(step, "a", 2.0, 1.0, number) for step in range(4)] for number in range(1, 6)}
+    ratio, variances, alignment = noise_figure(records, layer="a", others=beside).axes
+    for number in range(1, 6):
+        assert lines(ratio)[f"run {number}"] == ([0, 1, 2, 3], [number] * 4)
+        assert lines(variances)[f"run {number}: $D^2$"] == ([0, 1, 2, 3], [number] * 4)
+    assert len(lines(alignment)) == 1
+
+
 def test_steps_above_the_bound_are_marked():
     records = [record(0, "a", 2.0, 1.0, 4.0), record(1, "a", 2.0, 1.0, 7.0)]
     assert lines(noise_figure(records).axes[0])["above the bound"] == ([1], [7.0])

@@ -72,4 +72,5 @@ def where_from(records: Sequence[Record]) -> str:
     machines = sorted({f"{record['machine']['cpu']}, {record['machine']['cores']} cores" for record in records})
     versions = sorted({f"torch {record['versions']['torch']}" for record in records})
     commits = sorted({record["commit"] for record in records})
-    return f"From {len(records)} records: {'; '.join(machines)}; {', '.join(versions)}; commit {', '.join(commits)}."
+    count = "1 record" if len(records) == 1 else f"{len(records)} records"
+    return f"From {count}: {'; '.join(machines)}; {', '.join(versions)}; commit {', '.join(commits)}."

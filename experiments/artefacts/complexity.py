@@ -13,8 +13,8 @@ _FORMULAS = """\
 | exact | B·N_in | P | 2·P |
 | the paper's RMM, dense S | B_proj·N_in | P + B·B_proj·N_in | P + B·B_proj·N_out + B_proj·N_in·N_out |
 | blocks of b rows | B_proj·N_in | P + b·B_proj·N_in | P + b·B_proj·N_out + B_proj·N_in·N_out |
-| cosine, fourier | B_proj·N_in | P + O(B·log B)·N_in | P + O(B·log B)·N_out + B_proj·N_in·N_out |
-| rows | B_proj·N_in | P | P + B_proj·N_in·N_out |
+| DCT, DFT, Hadamard | B_proj·N_in | P + O(B·log B)·N_in | P + O(B·log B)·N_out + B_proj·N_in·N_out |
+| rows, CountSketch | B_proj·N_in | P | P + B_proj·N_in·N_out |
 | rows in q bits | B_proj·N_in·q/32 and scales | as rows | as rows |
 """
 

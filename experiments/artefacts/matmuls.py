@@ -9,17 +9,17 @@ from matplotlib.figure import Figure
 from backsketch import SketchConfig
 
 from .artefact import MISSING, Artefact, Record, select, table, where_from
-from .names import shown
+from .names import CALLED, shown
 from .paper import MATMULS
 from .scores import cell, score
 
 RATIOS, NINE_TENTHS = ("0.5", "0.2", "0.1"), "gaussian 0.9"  # the paper's table has no such line
-_CALLED = {"gaussian": "Gaussian", "rademacher": "Rademacher", "cosine": "DCT", "fourier": "DFT"}
+KINDS = ("gaussian", "rademacher", "cosine", "fourier")
 
 
 def render(records: list[Record]) -> tuple[str, Figure | None]:
     """Return score and relative time by kind and ratio."""
-    ways = ["exact", *(f"{kind} {ratio}" for kind in _CALLED for ratio in RATIOS), "rows 0.1", "recommended 0.1"]
+    ways = ["exact", *(f"{kind} {ratio}" for kind in KINDS for ratio in RATIOS), "rows 0.1", "recommended 0.1"]
     lines = [[*_named(way), _score(records, way), _time(records, way), *_in_the_paper(way)] for way in ways]
     text = (
         "Matthews correlation on CoLA's development file, times 100; ± is the standard deviation over seeds, and the "
@@ -37,7 +37,7 @@ def _named(way: str) -> tuple[str, str]:
     if kind == "recommended":
         chosen = SketchConfig.recommended(float(ratio))
         ratio = f"{chosen.ratio:.2f}, {chosen.bits} bits"
-    return _CALLED.get(kind) or shown(way).partition(", ρ")[0], ratio or "1"
+    return CALLED.get(kind) or shown(way), ratio or "1"
 
 
 def _in_the_paper(way: str) -> tuple[str, str]:

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+CALLED = {
+    "gaussian": "Gaussian",
+    "rademacher": "Rademacher",
+    "cosine": "DCT",
+    "fourier": "DFT",
+    "hadamard": "Hadamard",
+    "hash": "CountSketch",
+    "rows": "rows",
+}
+
 
 def ordered(ways: list[str]) -> list[str]:
     """Return ways in the order of a page: exact, the paper's from the largest ratio down, then the others."""
@@ -10,11 +20,14 @@ def ordered(ways: list[str]) -> list[str]:
 
 
 def shown(way: str) -> str:
-    """Return a way's name for a reader: the paper's, or ours."""
-    if way.startswith("gaussian") and "block" not in way:
-        return f"the paper's Gaussian, ρ = {way.split()[1]}"
-    if way.startswith("recommended"):
-        return f"**ours, {float(way.split()[1]):.0%} of the bytes**"
-    if way.startswith("rows"):
-        return f"rows, ρ = {way.split()[1]}"
-    return way
+    """Return a way's name for a reader: the paper's, ours, or another kind's; ways are ``kind ratio[, block size]``."""
+    kind, _, rest = way.partition(" ")
+    ratio, _, block = rest.partition(", block ")
+    if kind == "recommended":
+        return f"**ours, {float(ratio):.0%} of the bytes**"
+    if kind not in CALLED:
+        return way
+    if block:
+        return f"{CALLED[kind]} in blocks of {block}, ρ = {ratio}"
+    owner = "the paper's " if kind == "gaussian" else ""
+    return f"{owner}{CALLED[kind]}, ρ = {ratio}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .estimate import QUANTITIES
 from .records import Record, ratios
@@ -15,9 +16,15 @@ except ImportError as error:
     raise ImportError("backsketch.plots needs matplotlib: pip install 'backsketch[cli]'") from error
 
 _SKETCH, _BATCH, _BOUND, _ABOVE = "#1f6f8b", "#d98e04", "#6b6b6b", "#b3261e"
+_OTHERS = ("#8e5ea2", "#4f8f3a", "#a05a2c", "#3b4a8f")
 
 
-def noise_figure(records: Sequence[Record], layer: str | None = None, window: int = 1) -> Figure:
+def noise_figure(
+    records: Sequence[Record],
+    layer: str | None = None,
+    window: int = 1,
+    others: Mapping[str, Sequence[Record]] | None = None,
+) -> Figure:
     """Draw three panels over steps: both sides of Theorem 1, D² of the sketch and of the batch, and α.
 
     Steps at which the ratio is above the bound, so that Theorem 1 fails, are marked. Estimates that are not positive
@@ -27,6 +34,7 @@ def noise_figure(records: Sequence[Record], layer: str | None = None, window: in
         records: from ``NoiseMonitor.to_records()``.
         layer: the layer to draw; by default the sum of all, which is the noise of the whole gradient.
         window: average so many steps before a ratio is taken: single steps scatter.
+        others: name -> records of further runs, whose ratio and D² are drawn beside.
     """
     steps, curves = _curves(_totals(records, layer), window)
     figure = Figure(figsize=(7, 8), layout="constrained")
@@ -34,6 +42,10 @@ def noise_figure(records: Sequence[Record], layer: str | None = None, window: in
     _draw_ratio(ratio, steps, curves)
     _line(variances, steps, curves["sgd_variance"], "batch: $D^2_{SGD}$", _BATCH)
     _line(variances, steps, curves["sketch_variance"], "sketch: $D^2$", _SKETCH)
+    for (name, further), color in zip((others or {}).items(), itertools.cycle(_OTHERS), strict=False):
+        own_steps, own = _curves(_totals(further, layer), window)
+        _line(ratio, own_steps, own["scaled_ratio"], name, color, "-.")
+        _line(variances, own_steps, own["sketch_variance"], f"{name}: $D^2$", color, "-.")
     alignment.plot(steps, curves["alignment"], color=_SKETCH)
     for axes, label in ((ratio, "ratio of variances"), (variances, "variance")):
         axes.set(ylabel=label, yscale="log")
