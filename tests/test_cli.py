@@ -98,6 +98,7 @@ MISTAKES = [
     (["finetune", "--task", "cola", "--exact", "--bits", "4"], "--exact keeps everything: it excludes --bits"),
     (["finetune", "--task", "cola", "--exact", "--ignore-mask"], "it excludes --ignore-mask"),
     (["finetune", "--task", "cola", "--exact", "--noise-layer", "*"], "it excludes --noise-layer"),
+    (["finetune", "--task", "cola", "--exact", "--noise-every", "3"], "it excludes --noise-every"),
     (["finetune", "--task", "cola", "--noise-every", "0", "--noise-layer", "*"], "--noise-layer records what --noise-"),
     (["finetune", "--task", "cola", "--epochs", "0"], "epochs must be a positive integer, got 0"),
     (["finetune", "--task", "cola", "--data", "nowhere"], "data must be a directory, got 'nowhere'"),

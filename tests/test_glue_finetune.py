@@ -1,5 +1,6 @@
 """Fine-tuning: a run writes its record, can be stopped and continued, and does what its settings say."""
 
+import errno
 import itertools
 import json
 import os
@@ -11,14 +12,27 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import AutoModelForSequenceClassification, TrainerCallback
+from transformers import (
+    AutoModelForSequenceClassification,
+    BartConfig,
+    BertConfig,
+    BertForSequenceClassification,
+    ModernBertConfig,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+    TrainerCallback,
+    XLNetConfig,
+)
 
 from backsketch import SketchConfig, SketchedLinear
 from backsketch.glue import finetune as tuning
 from backsketch.glue import watch
 from backsketch.glue.finetune import Interrupted, finetune
+from backsketch.glue.loading import encode
+from backsketch.glue.reading import Examples
 from backsketch.glue.recipe import recipe_for
 from backsketch.glue.settings import Settings
 from backsketch.glue.tasks import TASKS, find_task
@@ -29,6 +43,7 @@ from tiny_bert import save_tiny_bert
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
 
 GLUE = Path(os.environ.get("BACKSKETCH_GLUE", Path(__file__).parents[2] / "shared" / "glue"))
+HEADED = [BertConfig(), RobertaConfig(), ModernBertConfig(), BartConfig(), XLNetConfig()]
 EVAL_POINT = {"step", "epoch", "loss", "score"}
 
 
@@ -287,6 +302,12 @@ def test_a_run_that_diverges_says_so(task, place, tmp_path):
     assert "NaN" not in (tmp_path / "log.json").read_text() + (tmp_path / "record.json").read_text()
 
 
+def test_an_overwriting_run_that_was_stopped_continues_without_overwriting(place, tmp_path):
+    with pytest.raises(Interrupted, match="the same command without --overwrite continues"):
+        finetune(settings(place), tmp_path, overwrite=True, callbacks=(Press(1),))
+    assert finetune(settings(place), tmp_path)["results"]["resumed_from_step"] == 2
+
+
 def test_a_finished_run_is_not_run_again(place, tmp_path):
     first = finetune(settings(place), tmp_path)
     assert finetune(settings(place), tmp_path) == first
@@ -367,15 +388,15 @@ class Break(TrainerCallback):
 
 
 @pytest.mark.parametrize(
-    ("how", "remains"),
-    [(Break(KeyboardInterrupt()), False), (Break(RuntimeError("lost"), 1), True)],
+    ("error", "step", "remains"),
+    [(KeyboardInterrupt, None, False), (RuntimeError, 1, True)],
     ids=["before a step", "before a checkpoint"],
 )
-def test_an_overwritten_run_is_not_lost_before_there_is_another(how, remains, place, tmp_path):
+def test_an_overwritten_run_is_not_lost_before_there_is_another(error, step, remains, place, tmp_path):
     record = finetune(settings(place), tmp_path)
     before = files(tmp_path)
-    with pytest.raises(type(how.error)):
-        finetune(settings(place, seed=5), tmp_path, overwrite=True, callbacks=(how,))
+    with pytest.raises(error):
+        finetune(settings(place, seed=5), tmp_path, overwrite=True, callbacks=(Break(error, step),))
     assert (files(tmp_path) != before) == remains  # what was put aside is put back by the next command
     assert finetune(settings(place), tmp_path) == record
     assert files(tmp_path) == before
@@ -400,6 +421,17 @@ def test_overwriting_removes_only_what_the_run_wrote(place, tmp_path):
     finetune(settings(place, max_steps=1, save_model=False), tmp_path)
     finetune(settings(place, max_steps=2, save_model=False), tmp_path, overwrite=True)
     assert (tmp_path / "model").is_dir()
+
+
+def test_out_must_be_a_place_to_write_to(place, tmp_path, monkeypatch):
+    def full(lock):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tuning, "load", lambda _: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(FileLock, "acquire", full)
+    with pytest.raises(ValueError, match=r"out must be a directory to write to, got .*run': No space left"):
+        finetune(settings(place), tmp_path / "new" / "run")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_out_must_be_a_directory(place, tmp_path):
@@ -431,6 +463,17 @@ def broken_model(place, folder, break_it):
     return model
 
 
+def widened(model):
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "intermediate_size": 48, "num_hidden_layers": 1}))
+
+
+def renamed(model):
+    weights = load_file(model / "model.safetensors")
+    others = {f"other.{name}": value for name, value in weights.items()}
+    save_file(others, model / "model.safetensors", {"format": "pt"})
+
+
 def without_tokenizer(model):
     for path in (*model.glob("vocab*"), *model.glob("token*")):
         path.unlink()
@@ -439,10 +482,13 @@ def without_tokenizer(model):
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
+        (widened, r"has no weights that fit for 3 of its parameters, among them 'bert\.encoder\.layer\.0\.inter"),
+        (renamed, r"has no weights that fit for \d+ of its parameters, among them 'bert\.embeddings"),
+        (lambda model: (model / "tokenizer.json").write_text("{}"), "could not be loaded"),
         (without_tokenizer, "has no vocabulary: the files of its tokenizer are missing"),
         (lambda model: (model / "model.safetensors").write_bytes(b"half"), "could not be loaded"),
     ],
-    ids=["no tokenizer", "half the weights"],
+    ids=["another width", "other names", "an empty tokenizer", "no tokenizer", "half the weights"],
 )
 def test_a_broken_model_is_refused(break_it, message, place, tmp_path):
     model = broken_model(place, tmp_path, break_it)
@@ -458,6 +504,37 @@ def test_the_end_of_a_text_pads_where_nothing_else_does(place, tmp_path):
 
     model = broken_model(place, tmp_path, without_padding)
     finetune(replace(settings(place, max_steps=1), model=str(model)), tmp_path / "out")
+
+
+def test_texts_end_where_the_positions_do():
+    texts = Examples([("word " * 40,)], [0])
+    kinds = {BertForSequenceClassification: BertConfig, RobertaForSequenceClassification: RobertaConfig}
+    sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+    def tokenizer(column, truncation, max_length):
+        return {"input_ids": [[5] * min(len(text.split()), max_length) for text in column]}
+
+    tokenizer.model_max_length = 10**30
+    for kind, config in kinds.items():
+        model = kind(config(**sizes, intermediate_size=8, max_position_embeddings=22))
+        (example,) = encode(texts, model, tokenizer, max_length=512)
+        model(input_ids=torch.tensor([example["input_ids"]]))
+        with pytest.raises((IndexError, RuntimeError)):
+            model(input_ids=torch.tensor([[*example["input_ids"], 5]]))
+
+
+@pytest.mark.parametrize("config", HEADED, ids=lambda config: config.model_type)
+def test_by_default_the_heads_are_left_exact(config, place):
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(config)
+    chosen = settings(place)
+    outside = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and not name.startswith(f"{model.base_model_prefix}.")
+    ]
+    assert outside
+    assert all(chosen.excluded(name) for name in outside)
 
 
 @pytest.mark.parametrize(("task", "special"), [("cola", 2), ("mrpc", 3)])
@@ -531,6 +608,7 @@ def test_fewer_rows_and_no_noise(place, tmp_path):
         ({"budget": "much"}, "budget must be a share"),
         ({"budget": "20%", "config": SketchConfig(kind="hash", bits=4)}, "bits must be .* every kind but rows"),
         ({"config": None, "noise_layers": ("*",)}, "noise_layers needs"),
+        ({"config": None, "noise_every": 3}, "noise_every watches sketches"),
     ],
 )
 def test_wrong_settings_are_named(change, message):

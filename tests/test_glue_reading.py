@@ -75,8 +75,9 @@ def test_a_missing_file_is_named(tmp_path):
         ("sst-2", "sentence\tlabel\n", r"no examples in it"),
         ("sst-2", "sentence\tlabel\ngood\n", r"line 2: 2 columns expected, got 1"),
         ("cola", "a\t1\tx\n", r"line 1: 4 columns expected, got 3"),
-        ("stsb", "sentence1\tsentence2\tscore\na\tb\tmuch\n", r"line 2: STS-B has a number as its label, got 'much'"),
-        ("stsb", "sentence1\tsentence2\tscore\na\tb\tnan\n", r"line 2: STS-B has a number as its label, got 'nan'"),
+        ("stsb", "sentence1\tsentence2\tscore\na\tb\tmuch\n", r"line 2: STS-B has a number from 0 to 5 .*, got 'much'"),
+        ("stsb", "sentence1\tsentence2\tscore\na\tb\tnan\n", r"line 2: STS-B has a number from 0 to 5 .*, got 'nan'"),
+        ("stsb", "sentence1\tsentence2\tscore\na\tb\t5.2\n", r"line 2: STS-B has a number from 0 to 5 .*, got '5.2'"),
     ],
 )
 def test_a_mistake_in_a_file_is_named(task, text, message, tmp_path):

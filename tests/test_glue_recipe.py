@@ -33,6 +33,11 @@ def test_every_part_can_be_changed_and_none_changes_nothing(field):
         recipe_for(task, **{field: -1})
 
 
+def test_a_learning_rate_of_zero_is_refused():
+    with pytest.raises(ValueError, match="learning_rate must be above 0, got 0"):
+        Recipe(learning_rate=0.0)
+
+
 def test_steps_count_the_last_and_smaller_batch():
     assert Recipe(batch_size=16, epochs=3).steps(33) == 9
 

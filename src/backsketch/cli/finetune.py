@@ -91,10 +91,14 @@ def finetune(
     Without options of a sketch, layers keep rows in 4 bits, about a tenth of the
     bytes of their inputs.
 
-    The same command continues a run that was stopped, and shows the result of one that was finished.
+    The same command, without --overwrite, continues a run that was stopped, and shows the result of one that was
+    finished.
     """
     given = given_fields(kind, ratio, dim, bits, block, center)
-    others = {"budget": budget, "exclude": exclude, "ignore-mask": ignore_mask, "noise-layer": noise_layer}
+    others: dict[str, object] = {
+        "budget": budget, "exclude": exclude, "ignore-mask": ignore_mask, "noise-every": noise_every,
+        "noise-layer": noise_layer,
+    }  # fmt: skip
     if exact and (clash := [f"--{name}" for name in (*given, *(name for name, value in others.items() if value))]):
         raise Problem(f"--exact keeps everything: it excludes {', '.join(clash)}")
     if noise_layer and noise_every == 0:

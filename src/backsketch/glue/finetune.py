@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,12 +87,11 @@ def prepare(settings: Settings, out: Path, *, overwrite: bool = False) -> Callab
 
     Only what is returned changes ``out``.
     """
-    if out.is_dir():
-        with owned(out):
-            record = finished(settings, out, overwrite)
-        if record is not None:
-            return lambda **_: record
     check_place(out)
+    with owned(out):
+        record = finished(settings, out, overwrite)
+    if record is not None:
+        return lambda **_: record
     task = settings.the_task
     train, *devs = read_task(task, settings.data)
     train, devs = train.subset(settings.train_rows), [dev.subset(settings.eval_rows) for dev in devs]
@@ -141,16 +141,16 @@ class _Run:
         sketching = [each for each in (sketch, noise_log) if each is not None]  # conversion first
         clock, stop = Clock(noise_every if sketch else None), StopOnSignal()
         try:
-            watching = [*_tensorboard(self.out / TENSORBOARD, checkpoint), clock, LogEpochs(), stop]
-            trainer = self._trainer(steps, [*sketching, *watching, *callbacks])
-            if settings.eval_every is not None:
-                trainer.add_callback(EvaluateAtEnd())
-            trainer.remove_callback(PrinterCallback)
-            trainer.remove_callback(ProgressCallback)
-            if progress:
-                trainer.add_callback(Progress())
-            with stop:
-                _train(trainer, steps, checkpoint)
+            with _tensorboard(self.out / TENSORBOARD, checkpoint) as board:
+                trainer = self._trainer(steps, [*sketching, *board, clock, LogEpochs(), stop, *callbacks])
+                if settings.eval_every is not None:
+                    trainer.add_callback(EvaluateAtEnd())
+                trainer.remove_callback(PrinterCallback)
+                trainer.remove_callback(ProgressCallback)
+                if progress:
+                    trainer.add_callback(Progress())
+                with stop:
+                    _train(trainer, steps, checkpoint)
         except BaseException:
             if checkpoint is None and (trainer is None or trainer.state.global_step == 0):
                 leave(self.out)
@@ -158,7 +158,8 @@ class _Run:
         forget_earlier(self.out)
         log, state = trainer.state.log_history, trainer.state
         if stop.stopped:
-            raise Interrupted(f"stopped after step {state.global_step} of {steps}; the same command continues")
+            how = "the same command without --overwrite" if self.overwrite else "the same command"
+            raise Interrupted(f"stopped after step {state.global_step} of {steps}; {how} continues")
         write_json(self.out / LOG, [finite(entry) for entry in log])
         learned = curves(log, task)
         scores = [point["score"] for point in learned["eval"] if point["score"] is not None]
@@ -268,16 +269,22 @@ def _check_devices() -> None:
         raise ValueError(f"finetune trains on one GPU, got {gpus}: choose one with CUDA_VISIBLE_DEVICES=0")
 
 
-def _tensorboard(folder: Path, checkpoint: Path | None) -> list[TrainerCallback]:
-    """Return what logs for TensorBoard, where that is installed; what was logged after the checkpoint is forgotten."""
+@contextmanager
+def _tensorboard(folder: Path, checkpoint: Path | None) -> Iterator[list[TrainerCallback]]:
+    """Return what logs for TensorBoard, where that is installed; what was logged after the checkpoint is forgotten.
+
+    At the end nothing writes to the folder any more, however training ended.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        return []
+        yield []
+        return
     from transformers.integrations import TensorBoardCallback
 
     begins = None if checkpoint is None else step_of(checkpoint) + 1
-    return [TensorBoardCallback(SummaryWriter(str(folder), purge_step=begins))]
+    with SummaryWriter(str(folder), purge_step=begins) as writer:
+        yield [TensorBoardCallback(writer)]
 
 
 def _logits(predictions: Any) -> Any:

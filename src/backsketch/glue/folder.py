@@ -55,21 +55,22 @@ def finished(settings: Settings, out: Path, overwrite: bool) -> dict[str, Any] |
 @contextmanager
 def owned(out: Path) -> Iterator[None]:
     """Keep other processes out of ``out``, which is made if need be, and then removed again if it stays empty."""
-    existed = out.is_dir()
-    out.mkdir(parents=True, exist_ok=True)
+    made = [path for path in (out, *out.parents) if not path.exists()]
     lock = FileLock(out / LOCK, timeout=0)
     try:
+        out.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         raise ValueError(f"out {str(out)!r} is in use by another process; give another out or wait for it") from None
+    except OSError as error:
+        _remove_empty(made)
+        raise ValueError(f"out must be a directory to write to, got {str(out)!r}: {error.strerror}") from error
     try:
         yield
     finally:
         (out / LOCK).unlink(missing_ok=True)
         lock.release()
-        if not existed:
-            with suppress(OSError):  # it is not empty
-                out.rmdir()
+        _remove_empty(made)
 
 
 def begin(described: dict[str, Any], out: Path, overwrite: bool) -> None:
@@ -139,6 +140,12 @@ def _move(paths: list[Path], folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for path in paths:
         path.rename(folder / path.name)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()
 
 
 def _remove(path: Path) -> None:

@@ -6,7 +6,6 @@ import math
 from fnmatch import fnmatchcase
 from typing import Any
 
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
@@ -28,10 +27,13 @@ def load(settings: Settings) -> tuple[nn.Module, Any]:
     }
     try:
         tokenizer = AutoTokenizer.from_pretrained(settings.model)
-        model = AutoModelForSequenceClassification.from_pretrained(settings.model, **options)
-    except (OSError, ValueError, SafetensorError) as error:
+        model, found = AutoModelForSequenceClassification.from_pretrained(
+            settings.model, **options, output_loading_info=True
+        )
+    except Exception as error:  # broken files are told of in many ways
         reason = " ".join(str(error).split())
-        raise ValueError(f"model {settings.model!r} could not be loaded: {reason}") from error
+        raise ValueError(f"model {settings.model!r} could not be loaded: {type(error).__name__}: {reason}") from error
+    _check_weights(settings.model, model, found)
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise ValueError(f"model {settings.model!r} has no vocabulary: the files of its tokenizer are missing")
     if tokenizer.pad_token is None:  # decoders are often trained without
@@ -41,6 +43,16 @@ def load(settings: Settings) -> tuple[nn.Module, Any]:
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
     return model, tokenizer
+
+
+def _check_weights(name: str, model: nn.Module, found: dict[str, Any]) -> None:
+    """Raise ValueError where the files have no weights for a part of the model below its head, or none that fit."""
+    others = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
+    random = sorted(key for key in others if key.startswith(f"{model.base_model_prefix}.") and "pooler" not in key)
+    if random:
+        raise ValueError(
+            f"model {name!r} has no weights that fit for {len(random)} of its parameters, among them {random[0]!r}"
+        )
 
 
 def check_length(settings: Settings, tokenizer: Any) -> None:
@@ -66,11 +78,19 @@ def check_exclude(settings: Settings, model: nn.Module) -> None:
 
 def encode(examples: Examples, model: nn.Module, tokenizer: Any, max_length: int) -> list[dict[str, Any]]:
     """Return the examples as the Trainer takes them, cut off where the model or ``max_length`` ends."""
-    positions = getattr(model.config, "max_position_embeddings", math.inf)
-    length = int(min(max_length, tokenizer.model_max_length, positions))
+    length = int(min(max_length, tokenizer.model_max_length, _positions(model)))
     columns = [list(column) for column in zip(*examples.texts, strict=True)]
     encoded = tokenizer(*columns, truncation=True, max_length=length)
     return [
         {**{name: values[i] for name, values in encoded.items()}, "labels": label}
         for i, label in enumerate(examples.labels)
     ]
+
+
+def _positions(model: nn.Module) -> float:
+    """Return how many tokens the model has positions for; RoBERTa and its kin count theirs from behind padding's."""
+    positions: float = getattr(model.config, "max_position_embeddings", math.inf)
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            return positions - module.padding_idx - 1
+    return positions

@@ -100,8 +100,8 @@ def _label(task: Task, text: str, where: str) -> Any:
         score = float(text)
     except ValueError:
         score = math.nan
-    if not math.isfinite(score):
-        raise ValueError(f"{where}: {task.name} has a number as its label, got {text!r}")
+    if not 0 <= score <= 5:
+        raise ValueError(f"{where}: {task.name} has a number from 0 to 5 as its label, got {text!r}")
     return score
 
 

@@ -42,6 +42,8 @@ class Recipe:
             number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
             if not number or not least <= value < below:
                 raise ValueError(f"{name} must be at least {least} and below {below:g}, got {value!r}")
+        if self.learning_rate == 0:
+            raise ValueError("learning_rate must be above 0, got 0")
 
     def steps(self, examples: int) -> int:
         """Return how many steps the epochs have."""

@@ -18,7 +18,10 @@ from .identity import data_digest, model_digest
 from .recipe import Recipe, recipe_for
 from .tasks import Task, find_task
 
-HEADS = ("classifier*", "*pooler*", "pre_classifier", "score")
+HEADS = (
+    *("classifier*", "*pooler*", "pre_classifier", "score"),  # of BERT and its kin, and of decoders
+    *("head.*", "classification_head.*", "sequence_summary.*", "logits_proj"),  # of ModernBERT, BART and XLNet
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +79,8 @@ class Settings:
                 object.__setattr__(self, "config", SketchConfig())
         if self.noise_layers and (self.config is None or self.noise_every == 0):
             raise ValueError("noise_layers needs sketched layers and their monitor: no config=None, no noise_every=0")
+        if self.noise_every and self.config is None:
+            raise ValueError("noise_every watches sketches, and config=None has none: give one of them")
         if self.ignore_mask and self.config is None:
             raise ValueError("ignore_mask says what sketches read, and config=None has none: give one of them")
         for name, least in _LEAST.items():
