@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,16 @@ def config_of(values: Mapping[str, Any]) -> SketchConfig | None:
     if values.get("exact"):
         return None
     return SketchConfig.recommended(values["recommended"]) if values.get("recommended") else SketchConfig(**given)
+
+
+def said(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a cell of a fine-tuning says of its settings, in the form that a record has them."""
+    config = config_of(values)
+    return {
+        **{name: values[name] for name in _SETTINGS if name in values},
+        "config": None if config is None else asdict(config),
+        "recipe": {name: values[name] for name in _RECIPE if name in values},
+    }
 
 
 def settings_of(values: Mapping[str, Any], weights: Path, data: Path) -> Settings:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import complexity
 import throughput
 import torch
-from cells import SKETCH, config_of, settings_of
+from cells import SKETCH, config_of, said, settings_of
 
 from backsketch import ignore_attention_mask
 from backsketch.glue import finetune as tuning
 from backsketch.glue.loading import encode, load
-from backsketch.glue.reading import read_file, task_files
+from backsketch.glue.reading import Examples, read_file, read_task, task_files
 from backsketch.glue.settings import Settings
 from backsketch.glue.step_memory import largest_batch, step_memory
+from backsketch.glue.tasks import Task
 from backsketch.results import make_record
 
 PACKAGES = ("transformers", "accelerate", "numpy")
@@ -42,16 +45,22 @@ class Measure:
     Attributes:
         check: raises ValueError where a cell has a wrong or missing value, or its model or data are not there.
         run: measures and returns the record.
+        said: what a cell says of its record's settings.
     """
 
     check: Callable[[Values, Places], None]
     run: Callable[[Values, Places], dict[str, Any]]
+    said: Callable[[Values], dict[str, Any]] = dict
+
+    def differing(self, values: Values, record: Mapping[str, Any]) -> list[str]:
+        """List what a cell says otherwise than its record, which was then made from another cell."""
+        return _differing(json.loads(json.dumps(self.said(values))), record["settings"])
 
 
 def check_finetune(values: Values, places: Places) -> None:
-    """Check the settings and look for the task's files."""
+    """Check the settings and read the task's files."""
     _check_model(values, places)
-    task_files(settings_of(values, places.weights, places.data).the_task, places.data)
+    _read(settings_of(values, places.weights, places.data).the_task, places.data)
 
 
 def run_finetune(values: Values, places: Places) -> dict[str, Any]:
@@ -112,6 +121,22 @@ def run_throughput(values: Values, places: Places) -> dict[str, Any]:
     return make_record(settings=dict(values), results=results, packages=PACKAGES)
 
 
+@cache
+def _read(task: Task, data: Path) -> list[Examples]:
+    return read_task(task, data)
+
+
+def _differing(said: Values, settings: Values) -> list[str]:
+    names: list[str] = []
+    for name, value in said.items():
+        found = settings.get(name)
+        if isinstance(value, dict) and isinstance(found, dict):
+            names += _differing(value, found)
+        elif value != found:
+            names.append(name)
+    return names
+
+
 def _memory_settings(values: Values, places: Places) -> Settings:
     given = {name: value for name, value in values.items() if name != "file"}
     return settings_of(given, places.weights, places.data)
@@ -137,8 +162,8 @@ def _parameters(function: Callable[..., object]) -> set[str]:
 
 
 MEASURES = {
-    "finetune": Measure(check_finetune, run_finetune),
-    "memory": Measure(check_memory, run_memory),
+    "finetune": Measure(check_finetune, run_finetune, said),
+    "memory": Measure(check_memory, run_memory, said),
     "complexity": Measure(check_complexity, run_complexity),
     "throughput": Measure(check_throughput, run_throughput),
 }

@@ -9,6 +9,7 @@ an unfinished fine-tuning continues from its last checkpoint.
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from fnmatch import fnmatchcase
@@ -39,6 +40,7 @@ def main(
     """Run what is missing."""
     say = Console(stderr=True).print
     cells = chosen_cells(grids, only)
+    check_records(cells, records)
     missing = [cell for cell in cells if not (records / f"{cell.name}.json").is_file()]
     say(f"{len(cells)} cells, {len(missing)} without a record")
     if not list_only:
@@ -68,6 +70,18 @@ def chosen_cells(grids: list[Path], only: list[str] | None) -> list[Cell]:
     if not chosen:
         raise typer.BadParameter(f"only matches none of {len(cells)} cells; one of them is {cells[0].name}")
     return chosen
+
+
+def check_records(cells: list[Cell], records: Path) -> None:
+    """Refuse records that were made with other settings than their cells now have: a page would mix both."""
+    for cell in cells:
+        path = records / f"{cell.name}.json"
+        if not path.is_file():
+            continue
+        if differing := MEASURES[cell.measure].differing(cell.values, json.loads(path.read_text())):
+            raise typer.BadParameter(
+                f"{cell.name}: its record has another {', '.join(differing)}; delete {path} to run the cell again"
+            )
 
 
 def check_cells(cells: list[Cell], places: Places) -> None:

@@ -13,11 +13,12 @@ from cells import config_of, settings_of
 from filelock import FileLock
 from grid import Cell, read_grid
 from measures import MEASURES, Places
-from run import check_cells
+from run import check_cells, check_records
 from torch import nn
 
 from backsketch import SketchConfig
 from backsketch.glue.tasks import find_task
+from backsketch.results import write_json
 from glue_files import write_task
 from tiny_bert import save_tiny_bert
 
@@ -108,6 +109,23 @@ def test_committed_grids_say_what_can_run(path):
         ways = cell.values["ways"].values() if cell.measure == "throughput" else [cell.values]
         for way in ways:
             config_of(way)
+
+
+@pytest.mark.parametrize("path", sorted((EXPERIMENTS / "grids").glob("*.toml")), ids=lambda path: path.stem)
+def test_committed_records_were_made_from_their_cells(path):
+    check_records(read_grid(path), EXPERIMENTS / "records")
+
+
+@pytest.mark.parametrize("change", [("ratio = 0.5", "ratio = 0.25"), ("epochs = 1", "epochs = 3")])
+def test_a_record_of_another_cell_is_refused(change, place, tmp_path):
+    (tmp_path / "tiny.toml").write_text(GRID.replace(*change))
+    old, new = ({cell.name: cell for cell in read_grid(each / "tiny.toml")} for each in (place, tmp_path))
+    for name, cell in old.items():
+        settings = json.loads(json.dumps(settings_of(cell.values, place, place).describe()))
+        write_json(tmp_path / "records" / f"{name}.json", {"settings": settings})
+    check_records(list(old.values()), tmp_path / "records")
+    with pytest.raises(typer.BadParameter, match=rf"tiny/.*: its record has another {change[0].split()[0]}; delete"):
+        check_records(list(new.values()), tmp_path / "records")
 
 
 def test_the_papers_gaussian_sketches_padded_rows_in_every_grid_with_padding():
@@ -206,6 +224,16 @@ def test_a_mistake_in_the_last_cell_is_found_before_the_first_runs(place):
 def test_what_is_wrong_with_a_cell_is_said_with_its_name(measure, values, complaint, place):
     with pytest.raises(typer.BadParameter, match=f"grid/bad: .*{complaint}"):
         check_cells([Cell("grid", {"way": "bad"}, measure, values)], Places(place, place, place / "work"))
+
+
+def test_a_mistake_in_the_data_is_found_before_anything_runs(place, tmp_path):
+    write_task(tmp_path, find_task("MRPC"))
+    path = tmp_path / "MRPC" / "dev.tsv"
+    path.write_text(path.read_text() + "broken\n")
+    cells = [cell for cell in read_grid(place / "tiny.toml") if cell.labels["task"] == "MRPC"]
+    complaint = r"tiny/mrpc-exact-seed-0: .*dev.tsv, line \d+: 5 columns expected, got 1"
+    with pytest.raises(typer.BadParameter, match=complaint):
+        check_cells(cells, Places(place, tmp_path, place / "work"))
 
 
 @pytest.mark.parametrize("measure", MEASURES)
