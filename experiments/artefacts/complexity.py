@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from .artefact import Artefact, Record, table
+from .artefact import Artefact, Record, table, where_from
 from .names import shown
 
 _FORMULAS = """\
@@ -42,7 +42,8 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
     text = (
         f"Values kept, and multiply-adds, with P = B·N_in·N_out and B rows:\n\n{_FORMULAS}\n"
         f"Counted while one layer runs, B = {rows}, N_in = {inputs}, N_out = {outputs}; multiply-adds in units of "
-        f"B·N_in·N_out, a Fourier transform of n real numbers as 1.25·n·log₂ n:\n\n{table(header, lines)}\n"
+        f"B·N_in·N_out, a Fourier transform of n real numbers as 1.25·n·log₂ n:\n\n"
+        f"{table(header, lines)}\n\n{where_from(records)}\n"
     )
     return text, None
 

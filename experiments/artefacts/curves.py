@@ -23,7 +23,7 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
     lines = []
     for way in ordered(ways(records)):
         runs = [record["results"]["curves"] for record in records if record["cell"]["way"] == way]
-        look = {**style.line(way), "label": shown(way).strip("*")}
+        look = {**style.line(way), "label": shown(way).strip("*"), "linewidth": 1.6 if len(runs) > 1 else 0.8}
         train.plot(*_smooth(_mean([run["train"] for run in runs], "loss")), **{**look, "marker": ""})
         evaluated = [run["eval"] for run in runs]
         for axes, name, scale in ((loss, "loss", 1), (score, "score", 100)):
@@ -41,8 +41,8 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
         axes.set(xlabel="step", ylabel=label)
     style.legend(figure, loss, 4)
     text = (
-        f"{TASK}, means over the seeds there are; training loss is a running mean over {WINDOW} logs. At the last "
-        "step, with the standard deviation over seeds and their number:\n\n"
+        f"{TASK}, means over the seeds there are (thin lines are of one seed); training loss is a running mean over "
+        f"{WINDOW} logs. At the last step, with the standard deviation over seeds and their number:\n\n"
     )
     header = ["training", "training loss", "evaluation loss", "score"]
     return f"{text}{table(header, lines)}\n\n{where_from(records)}\n", figure

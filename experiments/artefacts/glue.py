@@ -43,7 +43,8 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
         _verdict(small, "glue", tasks),
         _without(small, tasks, "WNLI"),
         _losses(small, names, tasks),
-        f"The paper's own averages (RoBERTa-base, ten columns, 10 epochs): {theirs}.",
+        f"The paper's own averages: {theirs}. They are of RoBERTa-base, ten columns and 10 epochs, and its published "
+        "scripts take the best evaluation of a run by one metric a task; ours are the last, by all its metrics.",
         _recipes(small),
         _larger(large),
         where_from(records),
@@ -84,6 +85,8 @@ def _without(records: list[Record], tasks: list[str], task: str) -> str:
         return ""
     rest = [record for record in records if record not in runs]
     at = f"Without {task}, which is evaluated on {runs[0]['results']['examples']['eval']} examples"
+    if max(map(score, runs)) < _COMMONER[task]:
+        at += f" and where no run reaches the {_COMMONER[task]} that the commoner label alone would get"
     return _verdict(rest, "glue", others, at)
 
 
@@ -181,13 +184,16 @@ def _figure(records: list[Record], names: list[str], tasks: list[str]) -> Figure
             )
     theirs = [(ratio, score - paper.AVERAGE[None]) for ratio, score in paper.AVERAGE.items() if ratio is not None]
     look = {"color": style.QUIET, "linestyle": ":", "marker": "x", "markersize": 5}
-    axes.plot(*zip(*sorted(theirs), strict=True), label="in the paper", **look)
+    axes.plot(*zip(*sorted(theirs), strict=True), label="in the paper (ten columns)", **look)
     axes.set(xscale="log", xlim=(0.083, 1), xlabel="kept of each linear input")
     axes.set_ylabel(f"mean score of {len(tasks)} tasks, minus exact's")
     axes.set_xticks([0.1, 0.2, 0.5, 0.9], ["10%", "20%", "50%", "90%"])
     axes.minorticks_off()
     style.legend(figure, axes, 3)
     return figure
+
+
+_COMMONER = {"WNLI": 56.3}  # 40 of 71
 
 
 # Points of one share stand side by side, to the left of the Gaussian's.

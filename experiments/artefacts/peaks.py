@@ -32,7 +32,10 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
         )
     theirs = ", ".join(f"{task} {share:.1%}" for task, share in paper.PEAK_SAVED.items())
     text = (
-        f"The peak of one step with AdamW's states in place, parameters and gradients included, by tensors:\n\n"
+        f"The peak of one step of {records[0]['settings']['model']} with AdamW's states in place, parameters and "
+        "gradients included, by tensors. Each batch is the longest examples of a task's training file (of QNLI's, "
+        "which is not at hand, the development file), cut off at "
+        f"{records[0]['settings']['recipe']['max_length']} tokens:\n\n"
         f"{table(header, peaks)}\n\nSaved of the peak:\n\n{table([header[0], *header[2:]], saved)}\n\n"
         "The paper's own at ρ = 0.1 (RoBERTa-base on a GPU, with batches of its own; what is saved depends on the "
         f"batch): {theirs}.\n\n{where_from(records)}\n"
