@@ -32,10 +32,10 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
         f"`bound` (α+1)/α its right side; curves are running means over {WINDOW} measured steps, and ratios those of "
         f"the means.\n\n"
         f"`ratio` beside that of other sketches, with what a step keeps for backward in all; all but the paper's "
-        f"leave padded rows out:\n\n"
+        f"leave padded rows out, and a ratio of 0 means that what is kept holds every other row:\n\n"
         f"{table(['training', 'kept', 'first', 'second', 'third'], ratios)}\n\n{where_from(records)}\n"
     )
-    beside = {shown(way).strip("*"): points[way] for way in others}
+    beside = {shown(way).strip("*"): points[way] for way in others if way.startswith("recommended")}
     return text, noise_figure(points[first], layer, window=WINDOW, others=beside)
 
 

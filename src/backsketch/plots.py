@@ -37,7 +37,7 @@ def noise_figure(
         others: name -> records of further runs, whose ratio and D² are drawn beside.
     """
     steps, curves = _curves(_totals(records, layer), window)
-    figure = Figure(figsize=(7, 8), layout="constrained")
+    figure = Figure(figsize=(9 if others else 7, 8), layout="constrained")
     ratio, variances, alignment = figure.subplots(3, 1, sharex=True)
     _draw_ratio(ratio, steps, curves)
     _line(variances, steps, curves["sgd_variance"], "batch: $D^2_{SGD}$", _BATCH)
@@ -49,7 +49,7 @@ def noise_figure(
     alignment.plot(steps, curves["alignment"], color=_SKETCH)
     for axes, label in ((ratio, "ratio of variances"), (variances, "variance")):
         axes.set(ylabel=label, yscale="log")
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, **({"loc": "center left", "bbox_to_anchor": (1, 0.5)} if others else {}))
     alignment.set(ylabel=r"alignment $\alpha$", xlabel="step")
     for axes in figure.axes:
         axes.grid(alpha=0.25)
