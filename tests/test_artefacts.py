@@ -11,8 +11,10 @@ from statistics import mean, stdev
 
 import pytest
 from artefacts import ARTEFACTS, scores
-from artefacts.artefact import HERE, table
-from artefacts.scores import by_seed, excess_loss
+from artefacts.artefact import GRIDS, HERE, RECORDS, table
+from artefacts.names import shown
+from artefacts.scores import by_seed, excess_loss, late_loss
+from grid import read_grid
 from render import write
 
 GLUE_RECORDS = HERE / "records" / "glue"
@@ -213,6 +215,15 @@ def test_the_status_of_an_artefact_is_true(artefact):
 def test_pages_name_the_grids_of_an_artefact(artefact, page):
     (line,) = [line for line in page.read_text().splitlines() if f"render.py {artefact.name}`" in line]
     assert line.split("|")[2].strip() == ", ".join(f"`{grid}`" for grid in artefact.grids)
+
+
+@pytest.mark.parametrize("way", ["exact", "recommended 0.1", "gaussian 0.1"])
+def test_the_table_of_late_losses_on_sts_b_is_true(way):
+    cells = [cell for grid in ("glue", "plateau") for cell in read_grid(GRIDS / f"{grid}.toml")]
+    chosen = [cell for cell in cells if (cell.labels["task"], cell.labels["way"]) == ("STS-B", way)]
+    losses = [late_loss(json.loads((RECORDS / f"{cell.name}.json").read_text())) for cell in chosen]
+    line = [shown(way), *(f"{loss:.2f}" for loss in losses)]
+    assert f"| {' | '.join(line)} |" in (HERE / "README.md").read_text()
 
 
 def gap_of(ours, others):
