@@ -123,10 +123,11 @@ class _Run:
             record = finished(self.settings, self.out, self.overwrite)
             if record is not None:  # by another process meanwhile
                 return record
-            begin(self.settings.describe(), self.out, self.overwrite)
-            return self._run(progress, callbacks)
+            described = self.settings.describe()
+            begin(described, self.out, self.overwrite)
+            return self._run(described, progress, callbacks)
 
-    def _run(self, progress: bool, callbacks: tuple[TrainerCallback, ...]) -> dict[str, Any]:
+    def _run(self, described: dict[str, Any], progress: bool, callbacks: tuple[TrainerCallback, ...]) -> dict[str, Any]:
         settings, task = self.settings, self.settings.the_task
         checkpoint, trainer = last_checkpoint(self.out), None
         steps = settings.max_steps or settings.the_recipe.steps(len(self.train))
@@ -186,7 +187,7 @@ class _Run:
         }
         if settings.save_model:
             trainer.save_model(str(self.out / MODEL))
-        write_record(self.out / RECORD, settings=settings.describe(), results=results, packages=_PACKAGES)
+        write_record(self.out / RECORD, settings=described, results=results, packages=_PACKAGES)
         forget_checkpoints(self.out)
         record: dict[str, Any] = json.loads((self.out / RECORD).read_text())
         return record
