@@ -14,3 +14,11 @@ torch.set_num_threads(1)  # the tests' tensors are small, and waiting threads ma
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _told_of_checkpoints(monkeypatch):
+    """The warning that a sketch inside a checkpoint saves little comes once in a process; here, where it is tested."""
+    from backsketch import checkpointing
+
+    monkeypatch.setattr(checkpointing, "_warned", True)

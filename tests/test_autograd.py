@@ -1,13 +1,17 @@
 """Algorithm 1: what is exact, what is unbiased, and what is kept."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import backsketch.autograd
-from backsketch import SketchConfig, sketched_linear
+from backsketch import SketchConfig, saved_memory, sketch_, sketched_linear, valid_rows
 from backsketch.sketches import make_sketch
 from cases import (
     FORMS,
@@ -171,7 +175,8 @@ def test_bytes_kept_are_the_kept_rows_and_a_seed(kind, block, ratio, rows, dtype
     weight.requires_grad_()
     kept = saved_storages(lambda: sketched_linear(x.requires_grad_(), weight, bias.requires_grad_(), config))
     assert kept.pop(weight.untyped_storage().data_ptr()) == weight.nbytes
-    assert sorted(kept.values()) == sorted([config.dim_for(rows) * FEATURES * dtype.itemsize, 8])
+    seed = [] if config.keeps_input(rows) else [8]  # an input kept whole needs none
+    assert sorted(kept.values()) == sorted([config.dim_for(rows) * FEATURES * dtype.itemsize, *seed])
 
 
 def test_nothing_is_kept_without_a_weight_gradient():
@@ -287,6 +292,132 @@ def test_double_backward_is_refused_in_words():
     (grad,) = torch.autograd.grad(out, weight, create_graph=True)
     with pytest.raises(RuntimeError, match="a sketched layer cannot be differentiated twice"):
         grad.sum().backward()
+
+
+class Critic(nn.Module):
+    """A critic with a gradient penalty: the gradient of its output is a constant, and that of its input is not."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.body, self.head = nn.Conv1d(3, 4, 3), nn.Linear(4 * 6, 1) if head else nn.Linear(4 * 6, 5)
+        self.last = nn.Identity() if head else nn.Linear(5, 1)
+
+    def forward(self, x):
+        return self.last(F.softplus(self.head(self.body(x).flatten(1))))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("head", [True, False])
+def test_a_gradient_penalty_trains_every_layer(head, autocast):
+    """∂x is exact and so is its derivative; what reaches the weights through the output as well is unbiased."""
+    model, x = Critic(head), torch.randn(20, 3, 8, requires_grad=True)
+
+    def penalty_gradients():
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            out = model(x)
+        (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    exact = [gradient.clone() for gradient in penalty_gradients()]
+    sketch_(model, SketchConfig(ratio=0.5))
+    draws = [[gradient.clone() for gradient in penalty_gradients()] for _ in range(200)]
+    for layer, expected in enumerate(exact):
+        shares = [(draw[layer] * expected).sum() / expected.square().sum() for draw in draws]
+        assert within_five_standard_errors(torch.stack(shares), 1, rounding=0.05 if autocast else 1e-5)
+
+
+def second_derivatives(run):
+    """Yield, for each way to differentiate a gradient of W again, the function that does it."""
+    weight = torch.randn(4, FEATURES, requires_grad=True)
+    before = torch.randn(FEATURES, FEATURES, requires_grad=True)
+    x = torch.randn(40, FEATURES)
+    hidden = F.gelu(x @ before)
+    for power in (1, 2):  # the gradient of the output is constant, or is not
+        out = run(hidden, weight).pow(power).sum()
+        grad, _ = torch.autograd.grad(out, (weight, before), create_graph=True)
+        yield lambda grad=grad: torch.autograd.grad(grad.square().sum(), before, retain_graph=True)
+        yield lambda grad=grad: grad.square().sum().backward(retain_graph=True)
+        if power == 2:
+            yield lambda grad=grad: torch.autograd.grad(grad.square().sum(), weight, retain_graph=True)
+
+
+def test_the_weight_gradient_is_differentiated_nowhere():
+    config = SketchConfig(ratio=0.5, bits=4)
+    for differentiate in second_derivatives(F.linear):
+        differentiate()
+    for differentiate in second_derivatives(lambda x, weight: sketched_linear(x, weight, None, config)):
+        with pytest.raises(RuntimeError, match="a sketched layer cannot be differentiated twice"):
+            differentiate()
+
+
+def test_the_weight_gradient_of_torch_func_is_differentiated_by_autograd_neither():
+    weight, before = torch.randn(4, FEATURES, requires_grad=True), torch.randn(FEATURES, FEATURES, requires_grad=True)
+    x = torch.randn(40, FEATURES)
+
+    def loss(weight, before):
+        return sketched_linear(F.gelu(x @ before), weight, None, SketchConfig(ratio=0.5)).sum()
+
+    grad = torch.func.grad(loss)(weight, before)
+    with pytest.raises(RuntimeError, match="a sketched layer cannot be differentiated twice"):
+        torch.autograd.grad(grad.square().sum(), before)
+
+
+CHANGES = {
+    "ReLU": nn.ReLU(inplace=True),
+    "Dropout": nn.Dropout(0.5, inplace=True),
+    "+=": lambda h: h.add_(1),
+    "[] =": lambda h: h.index_put_((torch.tensor([0]),), torch.zeros(())),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("shape", [(FEATURES,), (4, FEATURES), (2, 3, FEATURES), (2, 2, 3, FEATURES)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_an_output_can_be_changed_in_place(change, shape, bias):
+    layer, x = nn.Linear(FEATURES, 5, bias=bias), torch.randn(shape, requires_grad=True)
+    found = []
+    for converted in (False, True):
+        if converted:
+            sketch_(layer, SketchConfig(ratio=0.5))
+            layer.weight.requires_grad_()
+        torch.manual_seed(1)
+        out = layer(x)
+        torch.manual_seed(2)
+        changed = CHANGES[change](out)
+        (grad,) = torch.autograd.grad(changed.square().sum(), x)
+        found.append((changed, grad))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_torch_jit_is_refused_in_words():
+    model, x = sketch_(nn.Sequential(nn.Linear(FEATURES, 5)), SketchConfig(ratio=0.5)), torch.randn(40, FEATURES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with pytest.raises(RuntimeError, match=r"torch.jit.script cannot compile a sketched layer: call backsketch"):
+            torch.jit.script(model)
+        with pytest.raises(RuntimeError, match=r"torch.jit.trace would freeze the random numbers"):
+            torch.jit.trace(model, x)
+        traced = torch.jit.trace(model.eval(), x)
+    torch.testing.assert_close(traced(x), model(x))
+
+
+@pytest.mark.parametrize("config", every_config(0.25, center=True) + every_config(0.25, bits=4), ids=str)
+def test_fake_tensors_have_the_shapes_of_a_step(config):
+    """FakeTensorMode follows a step without values; what is kept has the bytes that it really takes."""
+    model, x = sketch_(nn.Linear(FEATURES, 5), config), torch.randn(2, 20, FEATURES)
+    kept = saved_storages(lambda: model(x.clone().requires_grad_()))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake, x = sketch_(nn.Linear(FEATURES, 5), config), torch.randn(2, 20, FEATURES, requires_grad=True)
+        with saved_memory(fake) as saved, valid_rows(torch.ones(2, 20)):
+            out = fake(x)
+        mask = 40
+        assert saved.activations == sum(kept.values()) - model.weight.nbytes + mask
+        out.sum().backward()
+        assert fake.weight.grad.shape == fake.weight.shape
+        assert x.grad.shape == x.shape
 
 
 def test_wrong_shapes_and_dtypes_get_linears_own_errors():

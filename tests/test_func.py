@@ -17,7 +17,7 @@ ROWS, FEATURES = 20, 6
 
 @pytest.fixture
 def model():
-    layers = nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, 3))
+    layers = nn.Sequential(nn.Linear(FEATURES, 5), nn.GELU(), nn.Linear(5, 3))
     return sketch_(layers, SketchConfig(kind="hash", ratio=0.3, bits=8))
 
 

@@ -37,7 +37,7 @@ def sides(rows=ROWS):
 
 def model(config=None):
     torch.manual_seed(1)
-    layers = nn.Sequential(nn.Linear(IN, 8), nn.Tanh(), nn.Linear(8, OUT))
+    layers = nn.Sequential(nn.Linear(IN, 8), nn.GELU(), nn.Linear(8, OUT))
     return backsketch.sketch_(layers, config or SketchConfig(kind="gaussian", ratio=0.5))
 
 

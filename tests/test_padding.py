@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -13,6 +14,7 @@ from backsketch import (
     SketchConfig,
     SketchedLinear,
     ignore_attention_mask,
+    promise,
     sketch_,
     sketched_linear,
     unsketch_,
@@ -140,7 +142,7 @@ class Encoder(nn.Module):
         return self._layers(x)
 
     def _layers(self, x):
-        return self.second(self.first(x).relu())
+        return self.second(nn.functional.gelu(self.first(x)))
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -470,3 +472,68 @@ def test_the_mask_of_an_encoder_does_not_touch_the_decoder():
     shares = [(grad * exact["decoder"]).sum() / exact["decoder"].square().sum() for grad in found["decoder"]]
     assert within_five_standard_errors(torch.stack(shares), 1.0)
     assert torch.stack(shares).std() > 0.01  # sketched, after all
+
+
+# An accelerator is not waited for: it leaves a flag
+
+
+class Arrival:
+    """Stands for a device's event: what was sent has arrived once ``ready``."""
+
+    ready = False
+
+    def query(self):
+        return self.ready
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """Take CPU tensors for tensors of a device whose answers come late, and return when they come."""
+    arrival = Arrival()
+    monkeypatch.setattr(promise, "_answers_at_once", lambda y: False)
+    monkeypatch.setattr(promise._Flag, "of", lambda value: promise._Flag(value, arrival))
+    monkeypatch.setattr(promise, "_flags", promise._Flags())
+    return arrival
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_accelerator_tells_a_step_later_that_a_mask_broke_its_promise(mask, accelerator, kept):
+    x, y, weight = masked_problem(mask)
+    if not kept:
+        y = y + 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with valid_rows(mask):
+            out = sketched_linear(x, weight, None, CONFIG)
+        out.backward(y)
+    accelerator.ready = True
+    with (
+        pytest.warns(RuntimeWarning, match="rows that the mask leaves out get a gradient")
+        if not kept
+        else nullcontext()
+    ):
+        with valid_rows(mask):
+            out = sketched_linear(x, weight, None, CONFIG)
+        out.backward(y * mask.unsqueeze(-1))
+
+
+def test_a_slow_accelerator_is_asked_a_bounded_number_of_times(mask, accelerator):
+    x, y, weight = masked_problem(mask)
+    for _ in range(3 * promise._MOST_WAITING):
+        with valid_rows(mask):
+            sketched_linear(x, weight, None, CONFIG).backward(y)
+    assert len(promise._flags._waiting) == promise._MOST_WAITING
+    promise._flags._waiting.clear()
+    promise._flags._calls = promise._ALL_UNTIL + 1
+    asked = [promise._flags.wants_another() for _ in range(promise._THEN_EVERY)]
+    assert sum(asked) == 1
+
+
+@pytest.mark.parametrize("rows", [5, 200])
+def test_whether_masked_rows_have_a_gradient_is_found_without_reading_a_value(rows):
+    valid = torch.arange(rows) % 3 > 0
+    y = torch.randn(rows, 4) * valid.unsqueeze(1)
+    assert not promise.any_masked_gradient(valid, y)
+    assert promise.any_masked_gradient(valid, y + 1)
+    assert not promise.any_masked_gradient(torch.ones(rows, dtype=torch.bool), y)
+    assert promise.any_masked_gradient(valid.to("meta"), y.to("meta")).is_meta

@@ -151,14 +151,14 @@ def test_the_prediction_holds_under_autocast():
         assert found.kept_after == kept(model, batch)
 
 
-def test_a_batch_kept_whole_costs_its_seed_more():
+def test_a_batch_kept_whole_costs_what_it_does_today():
     model, batch = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), {"input": torch.randn(4, 8)}
     config = SketchConfig(min_dim=10)
     found = profile(model, **batch, config=config)
     assert found.pays == ()
     assert found.kept_after == found.kept_before
     sketch_(model, config)
-    assert found.kept_if_all == kept(model, batch) == found.kept_before + 2 * SEED
+    assert found.kept_if_all == kept(model, batch) == found.kept_before
 
 
 # What is saved, by hand
@@ -170,7 +170,7 @@ def block_bytes(*inputs, ratio):
     return sum(FLOAT * features * (ROWS - dim) - SEED for features in inputs)
 
 
-def test_sharing_saves_eight_percent_of_a_llama_block_where_layers_apart_save_under_three():
+def test_sharing_saves_eight_percent_of_a_llama_block_where_layers_apart_save_under_four():
     model = transformers.LlamaModel(
         transformers.LlamaConfig(
             vocab_size=100, hidden_size=256, intermediate_size=688, num_hidden_layers=2, num_attention_heads=4,
@@ -180,15 +180,14 @@ def test_sharing_saves_eight_percent_of_a_llama_block_where_layers_apart_save_un
     batch = {"input_ids": text()["input_ids"]}
     exact, config = kept(model, batch), SketchConfig(ratio=0.5)
     found = profile(model, **batch, config=config)
-    held_anyway = FLOAT * 256 * round(0.5 * ROWS) + SEED  # o_proj's sketch, beside the input that SDPA keeps
 
     shared = kept(sketch_(model, config), batch)
-    assert exact - shared == 2 * (block_bytes(256, 256, 688, ratio=0.5) - held_anyway)
+    assert exact - shared == 2 * block_bytes(256, 256, 688, ratio=0.5)  # o_proj keeps what SDPA keeps anyway
     assert 1 - shared / exact >= 0.08
 
     sketches = {(FLOAT * 256 * round(0.5 * ROWS) + SEED)}
     apart = shared + 2 * 3 * sketches.pop()  # two more for q, k, v and one more for gate, up, in both layers
-    assert 1 - apart / exact < 0.03
+    assert 1 - apart / exact < 0.04
 
     unsketch_(model)
     driven = kept(sketch_(model, config, profile=found), batch)
@@ -212,17 +211,15 @@ def test_a_tenth_of_the_rows_saves_a_quarter_of_a_roberta_block():
 
 
 @pytest.mark.parametrize("make", [llama, vit])
-def test_under_sdpa_the_profile_never_keeps_more_but_converting_all_does(make):
+def test_under_sdpa_no_ratio_keeps_more_with_a_profile_or_without(make):
     model, batch = make()
-    worse = []
     for ratio in (0.1, 0.3, 0.5, 0.7, 0.8, 0.9):
         found = profile(model, **batch, config=SketchConfig(ratio=ratio))
         exact = kept(model, batch)
         driven = kept(sketch_(model, SketchConfig(ratio=ratio), profile=found), batch)
         assert driven < exact
-        worse.append(kept(sketch_(model, SketchConfig(ratio=ratio)), batch) > exact)
+        assert kept(sketch_(model, SketchConfig(ratio=ratio)), batch) == driven
         unsketch_(model)
-    assert any(worse)
 
 
 def test_it_names_who_holds_the_input():

@@ -76,17 +76,46 @@ def test_a_view_of_the_same_memory_shares_and_another_shape_does_not(x):
 
 
 def test_another_config_or_dtype_does_not_share(x):
-    (weight,) = weights(1)
+    first, second, third = weights(3)
     other = SketchConfig(ratio=0.25)
-    run = lambda: [sketched_linear(x, weight, None, config) for config in (CONFIG, other)]  # noqa: E731
-    assert activations(run, [weight]) == [10 * FEATURES * 4, 5 * FEATURES * 4, 8, 8]
+    run = lambda: [sketched_linear(x, w, None, c) for w, c in ((first, CONFIG), (second, other))]  # noqa: E731
+    assert activations(run, [first, second]) == [10 * FEATURES * 4, 5 * FEATURES * 4, 8, 8]
 
     def mixed():
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            half = sketched_linear(x, weight, None, CONFIG), sketched_linear(x, weight, None, CONFIG)
-        return half, sketched_linear(x, weight, None, CONFIG)
+            half = sketched_linear(x, first, None, CONFIG), sketched_linear(x, second, None, CONFIG)
+        return half, sketched_linear(x, third, None, CONFIG)
 
-    assert activations(mixed, [weight]) == [10 * FEATURES * 4, 10 * FEATURES * 2, 8, 8]
+    assert activations(mixed, [first, second, third]) == [10 * FEATURES * 4, 10 * FEATURES * 2, 8, 8]
+
+
+@pytest.mark.parametrize("fill", ["numpy", "data", "another layer"])
+def test_a_buffer_that_is_filled_again_behind_pytorch_is_kept_anew(fill):
+    """A backward that is left out keeps the first sketch alive; the next step reads other values in the same memory."""
+    buffer, target = torch.zeros(ROWS, FEATURES), torch.randn(ROWS, 5)
+    layers = nn.ModuleList(nn.Linear(FEATURES, 5, bias=False) for _ in range(2))
+    sketch_(layers, CONFIG)
+    left_out, samples = [], []
+    batches = torch.randn(2, ROWS, FEATURES)
+    expected = target.t() @ batches[1]
+    for _ in range(300):
+        layers.zero_grad()
+        buffer.numpy()[:] = batches[0].numpy()
+        left_out.append(layers[0](buffer))
+        if fill == "data":
+            buffer.data.copy_(batches[1])
+        else:
+            buffer.numpy()[:] = batches[1].numpy()
+        second = layers[1] if fill == "another layer" else layers[0]
+        second(buffer).backward(target)
+        samples.append((second.weight.grad * expected).sum() / expected.square().sum())
+        left_out.clear()
+    assert within_five_standard_errors(torch.stack(samples), 1)
+
+
+def test_a_layer_called_again_shares_with_no_call_of_its_own(x):
+    layer = sketch_(nn.Linear(FEATURES, 5, bias=False), CONFIG)
+    assert activations(lambda: [layer(x), layer(x)], [layer.weight]) == [10 * FEATURES * 4] * 2 + [8] * 2
 
 
 def test_a_change_in_place_between_two_layers_is_seen(x):

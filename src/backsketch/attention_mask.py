@@ -68,7 +68,7 @@ def _concerned(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:  # checkpoints recall their masks
         return
     around = in_force.innermost
     if around is not None and around.holds:
@@ -86,10 +86,23 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     elif _OTHER_INPUTS & parameters.keys() or given("encoder_hidden_states") is not None:
         in_force.put(Scope(None, caller))
     elif isinstance(mask, Tensor) and mask.dim() == 2 and not mask.is_floating_point():
-        rows = flat(_but_the_end(mask))
-        # Nothing padded, nothing to do; on an accelerator asking would wait for it.
-        whole = rows.device.type == "cpu" and bool(rows.all())
+        rows, whole = torch.ops.backsketch.counting_rows(mask)
         in_force.put(Scope(None if whole else Mask(rows, mask.shape), caller))
+
+
+def _counting_rows(mask: Tensor) -> tuple[Tensor, bool]:
+    """Return which rows count, (batch · sequence,), and whether all do, as far as that is known without waiting."""
+    rows = flat(_but_the_end(mask))
+    return rows, rows.is_cpu and bool(rows.all())
+
+
+# One operator, so that selective checkpointing, which repeats a region without its mask, caches no step of this.
+_library: Any = torch.library.Library("backsketch", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("counting_rows(Tensor mask) -> (Tensor, bool)")
+_library.impl("counting_rows", _counting_rows, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "backsketch::counting_rows", lambda mask: (mask.new_empty(mask.numel(), dtype=torch.bool), False), lib=_library
+)
 
 
 def _but_the_end(mask: Tensor) -> Tensor:

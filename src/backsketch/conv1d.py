@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from .autograd import sketched_linear
+from .autograd import layer_linear
 from .config import SketchConfig
-from .layer import trains
+from .layer import refuse_script, trains
 
 
 class SketchedConv1D(Conv1D):  # type: ignore[misc]
@@ -19,7 +19,10 @@ class SketchedConv1D(Conv1D):  # type: ignore[misc]
         if not (self.training and trains(self)):
             out: Tensor = super().forward(x)
             return out
-        return sketched_linear(x, self.weight.t(), self.bias, self.config)
+        return layer_linear(x, self.weight.t(), self.bias, self.config, self)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        return refuse_script()
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, config=({self.config}))"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from torch import nn
 
 from .attention_mask import follow_attention_mask, forget_attention_mask
+from .autograd import EXACT_IN_CHECKPOINT, RAN_IN_CHECKPOINT
 from .config import SketchConfig, check_config
 from .layer import SketchedLinear
 from .sharded import become, own_class
@@ -28,7 +29,12 @@ _REASON, _OWN_CONFIG = "_left_exact_because", "_config_before_sketching"
 
 
 def sketch_(
-    model: Model, config: Configs | None = None, where: Where | None = None, profile: Profile | None = None
+    model: Model,
+    config: Configs | None = None,
+    where: Where | None = None,
+    profile: Profile | None = None,
+    *,
+    checkpointed: bool = True,
 ) -> Model:
     """Convert the linear layers of ``model`` in place and return it.
 
@@ -45,9 +51,14 @@ def sketch_(
         where: called with a layer's name and the layer; False leaves it as it is.
         profile: what ``backsketch.profile`` saw. Layers that would keep no less than today are then left exact, and
             a warning names sets of layers that read one input but would keep more than one sketch of it.
+        checkpointed: False leaves a layer exact whenever it runs inside activation checkpointing, which keeps nothing
+            of its input between the passes: there a sketch adds noise, and saves memory only while a region is run
+            again.
     """
     check_model(model)
     check_choice(config, where)
+    if not isinstance(checkpointed, bool):
+        raise TypeError(f"checkpointed must be True or False, got {checkpointed!r}")
     rules = _Rules(SketchConfig.recommended() if config is None else config)
     layers = [(name, module) for name, module in model.named_modules() if sketched_type(module) is not None]
     asked = {name: where is None or where(name, module) for name, module in layers}  # of all, before any is changed
@@ -63,7 +74,7 @@ def sketch_(
         if chosen is not None and _has_own_forward(module) and exact_type(module) is None:
             chosen, reason = None, "its forward was replaced, as accelerate's hooks do: convert it before that"
         if chosen is not None:
-            _convert(module, chosen)
+            _convert(module, chosen, checkpointed)
             converted = True
         elif reason is not None:
             _restore(module)
@@ -223,13 +234,14 @@ def _has_own_forward(module: nn.Module) -> bool:
     return "forward" in module.__dict__
 
 
-def _convert(module: nn.Module, config: SketchConfig) -> None:
+def _convert(module: nn.Module, config: SketchConfig, checkpointed: bool) -> None:
     twin = sketched_type(module)
     assert twin is not None
     if exact_type(module) is None and "config" in module.__dict__:  # something else of that name
         module.__dict__[_OWN_CONFIG] = module.__dict__["config"]
     become(module, twin)
     module.__dict__["config"] = config
+    module.__dict__[EXACT_IN_CHECKPOINT] = not checkpointed
     module.__dict__.pop(_REASON, None)
 
 
@@ -237,6 +249,8 @@ def _restore(module: nn.Module) -> None:
     if (exact := exact_type(module)) is not None and not _has_own_forward(module):
         become(module, exact)
         del module.config
+        for name in (EXACT_IN_CHECKPOINT, RAN_IN_CHECKPOINT):
+            module.__dict__.pop(name, None)
         if _OWN_CONFIG in module.__dict__:
             module.__dict__["config"] = module.__dict__.pop(_OWN_CONFIG)
 

@@ -6,6 +6,10 @@ when ``bits`` is set; the mean row when ``center`` is.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -19,6 +23,7 @@ from .storage import pack, row_slabs, stored_bytes, unpack
 SEED_BYTES = 8
 
 _UNPACKED_ROWS = 512  # rows turned back from codes at once: enough for a good GEMM, few enough for memory used before
+_LEAST_OUTPUTS = 256  # columns of Y compressed at once, at least
 _DITHER_STREAM = 0x5DEECE66D  # keeps the dither's random numbers apart from the sketch's
 
 
@@ -27,15 +32,15 @@ def keep(x: Tensor, config: SketchConfig, seed: Tensor, valid: Tensor | None = N
     sketch = _drawn_on(x, sketch_for(config, len(x), seed, valid))
     if isinstance(sketch, Whole) and config.bits is None:
         return seed, x
-    if config.bits is not None and isinstance(sketch, (Rows, Whole)) and not config.center:
-        return seed, *_packed(x, config.bits, _dither(x, seed), sketch, valid)
-    counted = x
-    if valid is not None and not isinstance(sketch, ValidRows):  # which leaves out the others itself
-        counted = x.masked_fill(~valid.unsqueeze(1), 0)
-    rows = sketch.compress(counted)
-    mean: tuple[Tensor, ...] = ()
+    mean: tuple[Tensor, ...] = (_mean_row(x, valid),) if config.center else ()
+    if config.bits is not None and isinstance(sketch, (Rows, Whole)):
+        return seed, *_packed(x, config.bits, _dither(x, seed), sketch, valid, *mean), *mean
+    if valid is None or isinstance(sketch, ValidRows):  # which leaves out the others itself
+        rows = sketch.compress(x)
+    else:  # in two halves, since a copy of all of x would raise the peak of the step
+        padded = ~valid.unsqueeze(1)
+        rows = torch.cat([sketch.compress(half.masked_fill(padded, 0)) for half in x.chunk(2, 1)], 1)
     if config.center:
-        mean = (_mean_row(x, valid),)
         ones = x.new_ones(len(x), 1) if valid is None else valid.unsqueeze(1).to(x.dtype)
         rows = torch.addmm(rows, sketch.compress(ones), mean[0].unsqueeze(0), alpha=-1)
     if config.bits is None:
@@ -49,14 +54,10 @@ def weight_gradient(
     """Return the unbiased estimate of Yᵀ X: kept, y (rows, out_features) -> (out_features, in_features)."""
     seed, *stored = kept
     sketch = _drawn_on(y, sketch_for(config, len(y), seed, valid))
-    compressed = sketch.compress(y)
-    if config.bits is None:
-        gradient = _product(compressed, stored[0], sketch.gain)
-    else:
-        gradient = _packed_product(compressed, stored[0], stored[1], config.bits, in_features, sketch.gain)
+    rows = stored[0] if config.bits is None else _StoredRows(stored[0], stored[1], config.bits, in_features)
+    gradient = _product(sketch, y, rows, in_features)
     if config.center and not config.keeps_input(len(y)):
-        total = y.sum(0, dtype=compute_dtype(y.dtype))
-        gradient = gradient.to(total.dtype).addr_(total, stored[-1].to(total.dtype)).to(y.dtype)
+        _add_outer(gradient, y.sum(0, dtype=compute_dtype(y.dtype)), stored[-1])
     return gradient
 
 
@@ -76,7 +77,7 @@ def kept_bytes(config: SketchConfig, rows: int, in_features: int, itemsize: int)
 
 def _drawn_on(x: Tensor, sketch: Sketch) -> Sketch:
     """Return the sketch itself, or on the meta device, where few kinds can be drawn, what has its sizes."""
-    drawn = not x.is_meta or type(sketch) in (Whole, Rows)
+    drawn = not x.is_meta or isinstance(sketch, (Whole, Rows))
     return sketch if drawn else Shapes(sketch.rows, sketch.dim, sketch.seed)
 
 
@@ -91,37 +92,88 @@ def _mean_row(x: Tensor, valid: Tensor | None) -> Tensor:
     return (total / valid.sum().clamp(min=1)).to(x.dtype)
 
 
-def _product(y: Tensor, x: Tensor, gain: float | Tensor) -> Tensor:
-    """Return gain · yᵀx: (dim, out_features), (dim, in_features) -> (out_features, in_features)."""
-    if isinstance(gain, Tensor):
-        return (y.t() @ x).mul_(gain)
-    if gain == 1:
-        return y.t() @ x
-    return y.new_empty(y.shape[1], x.shape[1]).addmm_(y.t(), x, beta=0, alpha=gain)
-
-
-def _packed_product(y: Tensor, codes: Tensor, ranges: Tensor, bits: int, features: int, gain: float | Tensor) -> Tensor:
-    """Return gain · yᵀx with x unpacked slab by slab, so that it never stands there whole."""
-    dtype = compute_dtype(y.dtype)
-    out = y.new_empty(y.shape[1], features, dtype=dtype)
-    factor = 2.0 if isinstance(gain, Tensor) else 2.0 * gain  # rows come back halved, since whole they may overflow
-    for start in range(0, max(len(codes), 1), _UNPACKED_ROWS):
-        slab = slice(start, start + _UNPACKED_ROWS)
-        rows = unpack(codes[slab], ranges[slab], bits, features, y.dtype, scale=0.5)
-        if dtype == y.dtype:
-            out.addmm_(y[slab].t(), rows, beta=min(start, 1), alpha=factor)
+def _product(sketch: Sketch, y: Tensor, rows: Tensor | _StoredRows, in_features: int) -> Tensor:
+    """Return gain · (Rᵀy)ᵀ · rows: (rows, out_features) -> (out_features, in_features)."""
+    compress, gain = _compression(sketch, y), sketch.gain
+    factor = 1.0 if isinstance(gain, Tensor) else gain
+    if isinstance(rows, _StoredRows) and y.dtype != compute_dtype(y.dtype):
+        rows, factor = rows.all_halved(y.dtype), 2 * factor
+    out = y.new_empty(y.shape[1], in_features)
+    for outputs in _output_slabs(sketch, y, in_features):
+        part = compress(y[:, outputs])
+        if isinstance(rows, _StoredRows):
+            rows.product(part, factor, out=out[outputs])
         else:
-            product = (y[slab].t() @ rows).to(dtype)
-            out = out.add_(product, alpha=factor) if start else product.mul_(factor)
-    return (out.mul_(gain) if isinstance(gain, Tensor) else out).to(y.dtype)
+            out[outputs].addmm_(part.t(), rows, beta=0, alpha=factor)
+    return out.mul_(gain) if isinstance(gain, Tensor) else out
+
+
+def _compression(sketch: Sketch, y: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return what compresses some columns of y; which rows are picked is found out once for all of them."""
+    return partial(sketch.pick, chosen=sketch.chosen(y.device)) if isinstance(sketch, Rows) else sketch.compress
+
+
+def _output_slabs(sketch: Sketch, y: Tensor, in_features: int) -> Iterator[slice]:
+    """Split the columns of y where all of them, compressed, would be larger than half of the input was.
+
+    An exact layer has its input and the input's gradient at once: what stands here in their place must not be more. A
+    layer with many outputs for its inputs, as lm_head is, would raise the peak of the step.
+    """
+    outputs, most = y.shape[1], len(y) * in_features // 2
+    width = outputs
+    if not isinstance(sketch, Whole) and sketch.dim * outputs > most:
+        width = max(_LEAST_OUTPUTS, most // max(sketch.dim, 1))
+    return (slice(start, start + width) for start in range(0, outputs, max(width, 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredRows:
+    """Kept rows in few bits, (dim, features), of which no more than needed is unpacked at once."""
+
+    codes: Tensor
+    ranges: Tensor
+    bits: int
+    features: int
+
+    def halved(self, slab: slice, dtype: torch.dtype) -> Tensor:
+        """Return half of some rows; the whole may overflow in half precision."""
+        return unpack(self.codes[slab], self.ranges[slab], self.bits, self.features, dtype, scale=0.5)
+
+    def all_halved(self, dtype: torch.dtype) -> Tensor:
+        """Return half of all rows, with no helper tensor of their size in another type."""
+        rows = self.codes.new_empty(len(self.codes), self.features, dtype=dtype)
+        for slab in row_slabs(len(self.codes), self.features):
+            rows[slab] = self.halved(slab, dtype)
+        return rows
+
+    def product(self, y: Tensor, factor: float, *, out: Tensor) -> None:
+        """Put factor · yᵀ · rows in ``out``, some rows unpacked at a time: (dim, outputs) -> (outputs, features)."""
+        for start in range(0, max(len(self.codes), 1), _UNPACKED_ROWS):
+            slab = slice(start, start + _UNPACKED_ROWS)
+            out.addmm_(y[slab].t(), self.halved(slab, out.dtype), beta=min(start, 1), alpha=2 * factor)
+
+
+def _add_outer(gradient: Tensor, total: Tensor, mean: Tensor) -> None:
+    """Add total meanᵀ to the gradient in place, in the type of ``total``, without a second gradient in that type."""
+    mean = mean.to(total.dtype)
+    if gradient.dtype == total.dtype:
+        gradient.addr_(total, mean)
+        return
+    for slab in row_slabs(*gradient.shape):
+        gradient[slab] = gradient[slab].to(total.dtype).addr_(total[slab], mean)
 
 
 def _packed(
-    x: Tensor, bits: int, dither: torch.Generator | None, sketch: Rows | Whole, valid: Tensor | None
+    x: Tensor,
+    bits: int,
+    dither: torch.Generator | None,
+    sketch: Rows | Whole,
+    valid: Tensor | None,
+    mean: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return codes and ranges of the rows that a sketch picks, those that do not count as zeros; none are copied."""
     chosen = sketch.chosen(x.device) if isinstance(sketch, Rows) else None
-    codes, ranges = pack(x, bits, dither, chosen)
+    codes, ranges = pack(x, bits, dither, chosen, mean)
     if valid is not None:
         counted = valid if chosen is None else valid.index_select(0, chosen)
         ranges.masked_fill_(~counted.view(-1, 1, 1), 0)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .autograd import sketched_linear
+from .autograd import layer_linear
 from .config import SketchConfig, check_config
 
 
@@ -31,10 +31,20 @@ class SketchedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if not (self.training and trains(self)):
             return F.linear(input, self.weight, self.bias)
-        return sketched_linear(input, self.weight, self.bias, self.config)
+        return layer_linear(input, self.weight, self.bias, self.config, self)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        return refuse_script()
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, config=({self.config})"
+
+
+def refuse_script() -> nn.Module:
+    """Raise where torch.jit.script meets a sketched layer."""
+    raise RuntimeError(
+        "torch.jit.script cannot compile a sketched layer: call backsketch.unsketch_(model) first, or use torch.compile"
+    )
 
 
 def trains(layer: nn.Module) -> bool:

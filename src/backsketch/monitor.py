@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from .config import SketchConfig, check_config
+from .config import SketchConfig
 from .conversion import Where, is_sketched
 from .estimate import KeptInput, Trace
 from .inputs import as_rows, input_of
@@ -19,6 +19,8 @@ from .nodes import after_backward, sketch_node
 from .records import Record, Sums, settle, table
 
 _MOST_WAITING = 4096  # calls whose numbers may stay on the device: bounds what a long run holds there
+
+_WHOLE = SketchConfig(ratio=1.0)  # how an input is kept that stays as it is
 
 _OWN_STREAM = 0x2545F491  # data drawn from the very same seed would correlate with the monitor's directions
 
@@ -173,7 +175,7 @@ class NoiseMonitor:
         self._called = True
         x = as_rows(input_of(args, kwargs).detach())
         if self._step % self.every == 0 and len(x):
-            trace = self._trace(x, check_config(module.config), node.valid)
+            trace = self._trace(x, node.how or _WHOLE, node.valid)
             after_backward(node, partial(self._count, self._step, name, trace))
 
     def _trace(self, x: Tensor, config: SketchConfig, valid: Tensor | None) -> Trace | KeptInput:

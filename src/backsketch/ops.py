@@ -1,4 +1,4 @@
-"""What torch.compile sees of a sketch: two opaque operators, one for each pass.
+"""What others see of a sketch where it is one step: opaque operators for torch.compile, checkpointing, fake tensors.
 
 Drawing the seed, sketching, and returning both is one operator, so that no pass of the compiler can redo one without
 the other: rows and seed always come from the same draw, and backward never meets rows of another S. (Random numbers
@@ -7,6 +7,10 @@ which is the compiled form of sharing: q, k and v read one tensor and keep one s
 
 A config crosses into a graph as one string. Of its numbers the compiler would make inputs of the graph where layers
 differ in them, and they are not: what is kept has another shape for each.
+
+Selective checkpointing caches the results of chosen operations in the order of its first pass. Whether a layer finds
+what another one kept depends on who holds it, which differs between the passes. As one operator a layer runs the same
+operations in both, and chosen operations inside of it are not seen.
 """
 
 from __future__ import annotations
@@ -19,8 +23,12 @@ import torch
 from torch import Tensor
 
 from .config import SketchConfig
+from .inputs import as_rows
 from .kept import keep, weight_gradient
+from .padding import masked_rows
+from .reading import keep_or_share
 from .seeds import draw_seed
+from .sharing import Kept
 from .sketches.base import compute_dtype
 from .storage import group_count, packed_bytes
 
@@ -41,6 +49,12 @@ def traced_weight_gradient(
     return out
 
 
+def opaque_keep(source: Tensor, x: Tensor, seed: Tensor, reader: int, spelled: str) -> tuple[Tensor | None, Kept]:
+    """Do what ``keep_or_share`` does, as one operator; x (..., in_features)."""
+    valid, *kept = torch.ops.backsketch.keep_or_share(source, x, seed, reader, spelled)
+    return (valid if valid.numel() else None), tuple(kept)
+
+
 @torch.library.custom_op("backsketch::keep", mutates_args=(), schema="(Tensor x, str config) -> Tensor[]", **_TAGS)
 def _keep(x: Tensor, spelled: str) -> list[Tensor]:
     config = _config(spelled)
@@ -53,7 +67,7 @@ def _keep(x: Tensor, spelled: str) -> list[Tensor]:
 
 
 @_keep.register_fake
-def _(x: Tensor, spelled: str) -> list[Tensor]:
+def _shapes_kept(x: Tensor, spelled: str) -> list[Tensor]:
     config = _config(spelled)
     rows, features = x.shape
     dim = config.dim_for(rows)
@@ -78,6 +92,33 @@ def _weight_gradient(kept: list[Tensor], y: Tensor, in_features: int, valid: Ten
 @_weight_gradient.register_fake
 def _(kept: list[Tensor], y: Tensor, in_features: int, valid: Tensor | None, spelled: str) -> Tensor:
     return y.new_empty(y.shape[1], in_features)
+
+
+# Not a custom_op, which takes five times as long to call; nor is this one ever part of a compiled graph.
+_library: Any = torch.library.Library("backsketch", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("keep_or_share(Tensor source, Tensor x, Tensor seed, int reader, str config) -> Tensor[]")
+
+
+def _keep_or_share(source: Tensor, x: Tensor, seed: Tensor, reader: int, spelled: str) -> list[Tensor]:
+    valid, kept = keep_or_share(source, x, seed.clone(), reader, _config(spelled))  # an operator returns no argument
+    return [_no_rows(x) if valid is None else valid, *kept]
+
+
+def _shapes_kept_or_shared(source: Tensor, x: Tensor, seed: Tensor, reader: int, spelled: str) -> list[Tensor]:
+    valid = masked_rows(x)
+    return [_no_rows(x) if valid is None else valid, *_shapes_kept(as_rows(x), spelled)]
+
+
+def _no_rows(x: Tensor) -> Tensor:
+    return x.new_empty(0, dtype=torch.bool)
+
+
+_library.impl("keep_or_share", _keep_or_share, "CompositeExplicitAutograd")
+torch.library.register_fake("backsketch::keep_or_share", _shapes_kept_or_shared, lib=_library)
+
+
+# What an operator runs, for a mode that is to see the steps of a sketch outside of compiled code.
+OPAQUE: dict[Any, Any] = {torch.ops.backsketch.keep_or_share.default: _keep_or_share}
 
 
 @lru_cache(maxsize=1024)

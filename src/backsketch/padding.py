@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -150,25 +149,6 @@ def _recalled(call: _Call) -> Tensor | None:
             "which mask to use again: do not reset the random seed between them"
         )
     return _by_call.get(call)
-
-
-def check_promise(valid: Tensor, y: Tensor) -> None:
-    """Warn where masked rows get a gradient after all: valid (rows,), y (rows, out_features)."""
-    if y.device.type != "cpu":  # an accelerator would have to be waited for
-        return
-    if (masked := getattr(valid, _MASKED, None)) is None:
-        masked = (~valid).nonzero().squeeze(1)
-        setattr(valid, _MASKED, masked)
-    if bool(y.index_select(0, masked).any()):
-        warnings.warn(
-            "rows that the mask leaves out get a gradient: their part of the weight gradient is missing. If it is from "
-            "the loss, leave them out there too (labels of -100); else call backsketch.ignore_attention_mask(model)",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-
-
-_MASKED = "_masked_rows"
 
 
 def flat(mask: Any) -> Tensor:

@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from . import ops
 from .measure.live import ACTIVATIONS, GRADIENTS, OPTIMIZER_STATES, PARAMETERS, LiveStorages, Peak, Place
 from .measure.modules import RunningModule
 from .measure.storages import model_tensors
@@ -161,6 +162,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watcher = watcher
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (inside := ops.OPAQUE.get(func)) is not None:
+            with self:
+                return inside(*args, **(kwargs or {}))
         self._watcher.used(_tensors((args, kwargs)))
         out = func(*args, **(kwargs or {}))
         self._watcher.made(_tensors(out), str(func))

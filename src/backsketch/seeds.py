@@ -14,9 +14,10 @@ def draw_seed() -> Tensor:
     On the CPU whatever the layer's device, so that reading it never waits for an accelerator; mixed with the rank
     because ranks that share S share its error, which then no longer averages out.
     """
-    seed = torch.empty((), dtype=torch.int64, device="cpu").random_()
+    # Not changed in place: selective checkpointing may have cached it.
+    seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu")
     if rank := _rank():
-        seed.bitwise_xor_((rank * _RANK_STRIDE) % 2**63)
+        return seed.bitwise_xor((rank * _RANK_STRIDE) % 2**63)
     return seed
 
 

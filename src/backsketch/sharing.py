@@ -1,7 +1,8 @@
 """One sketch per input: layers that read the same tensor with the same config keep it once between them.
 
 A memo from input to what was kept of it. It owns nothing: the kept tensors live exactly as long as autograd holds them
-for some layer, and an entry whose tensors are gone counts as absent. Each thread has its own.
+for some layer, and an entry whose tensors are gone counts as absent. Each layer takes an entry once: if it runs again,
+the memory may have been filled anew without PyTorch being told. Each thread has its own memo.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch import Tensor
 
 Kept = tuple[Tensor, ...]
 
+_PROBED_VALUES = 64
+
 
 class _Memo(threading.local):
     """What this thread has kept and autograd still holds, by input."""
@@ -24,42 +27,70 @@ class _Memo(threading.local):
 
 
 class _Entry:
-    """Weak references to an input's storage and to what was kept of it."""
+    """Weak references to an input's storage and to what was kept of it, and which layers have taken it."""
 
-    __slots__ = ("kept", "storage")
+    __slots__ = ("__weakref__", "kept", "probe", "readers", "storage")
 
-    def __init__(self, storage: torch.UntypedStorage, kept: Kept, forget: Callable[[object], object]) -> None:
-        self.storage = weakref.ref(storage)
-        self.kept = [weakref.ref(tensor, forget) for tensor in kept]
+    def __init__(self, x: Tensor, kept: Kept, reader: Hashable, forget: Callable[[_Entry], object]) -> None:
+        owner = weakref.ref(self)
 
-    def get(self, storage: torch.UntypedStorage) -> Kept | None:
-        """Return what was kept, unless some of it is gone or the address is that of another storage by now."""
-        if self.storage() is not storage:
+        def gone(_: object) -> None:
+            if (entry := owner()) is not None:
+                forget(entry)
+
+        self.storage = weakref.ref(x.untyped_storage())
+        self.kept = [weakref.ref(tensor, gone) for tensor in kept]
+        self.probe = _probe(x)
+        self.readers = {reader}
+
+    def take(self, x: Tensor, reader: Hashable) -> Kept | None:
+        """Return what was kept for a layer that has not taken it, unless it is gone or the memory changed hands."""
+        if reader in self.readers or self.storage() is not x.untyped_storage() or self.probe != _probe(x):
             return None
         kept = [reference() for reference in self.kept]
-        return None if any(tensor is None for tensor in kept) else tuple(kept)  # type: ignore[arg-type]
+        if any(tensor is None for tensor in kept):
+            return None
+        self.readers.add(reader)
+        return tuple(kept)  # type: ignore[arg-type]
 
 
 _memo = _Memo()
 
 
-def shared(x: Tensor, purpose: Hashable, keep: Callable[[], Kept]) -> Kept:
-    """Return what another layer kept of this very tensor for the same purpose, or else ``keep()``."""
+def shared(x: Tensor, purpose: Hashable, reader: Hashable, keep: Callable[[], Kept]) -> Kept:
+    """Return what another layer than ``reader`` kept of this very tensor for the same purpose, or else ``keep()``."""
     # An inference tensor does not count its changes.
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x) or x.is_inference():
         return keep()
-    entries, storage = _memo.entries, x.untyped_storage()
+    entries = _memo.entries
     key = (identity(x), purpose)
-    if (entry := entries.get(key)) is not None and (kept := entry.get(storage)) is not None:
+    if (entry := entries.get(key)) is not None and (kept := entry.take(x, reader)) is not None:
         return kept
     kept = keep()
-    entries[key] = _Entry(storage, kept, lambda _: entries.pop(key, None))
+
+    def forget(entry: _Entry) -> None:
+        if entries.get(key) is entry:
+            del entries[key]
+
+    entries[key] = _Entry(x, kept, reader, forget)
     return kept
 
 
 def identity(x: Tensor) -> Hashable:
-    """Return what two tensors have in common that are one: memory, shape, strides, sign, and that it is unchanged.
+    """Return a key that is equal only for tensors that view the same memory in the same way at the same version.
 
-    In-place changes count up a tensor's version. It holds for as long as the storage lives.
+    In-place changes count up a tensor's version. The key is of use for as long as the storage lives.
     """
     return x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_neg(), x._version
+
+
+def _probe(x: Tensor) -> tuple[float, ...] | None:
+    """Return some values of a tensor that no operation of autograd made, on the CPU; None for any other.
+
+    Such memory may be shared with NumPy or another process, which fill it again without counting up its version.
+    """
+    if x.grad_fn is not None or not x.is_cpu or not x.numel():
+        return None
+    step = max(1, x.numel() // _PROBED_VALUES)
+    flat = x.detach().view(-1) if x.is_contiguous() else x.detach()[..., 0].reshape(-1)
+    return tuple(flat[::step][:_PROBED_VALUES].tolist())

@@ -23,12 +23,17 @@ _GOLDEN = 0.6180339887498949
 
 
 def pack(
-    x: Tensor, bits: int, generator: torch.Generator | None, chosen: Tensor | None = None
+    x: Tensor,
+    bits: int,
+    generator: torch.Generator | None,
+    chosen: Tensor | None = None,
+    mean: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Round x at random to ``bits`` bits: (rows, features) -> codes (rows, bytes), ranges (rows, groups, 2).
 
     ``ranges`` holds each group's least value and step. A group with NaN or infinity comes back without a finite value.
-    With ``chosen``, the indices of some rows, only these are stored; they are never all copied at once.
+    With ``chosen``, the indices of some rows, only these are stored; with ``mean``, (features,), what is left of each
+    after it is taken off. They are never all copied at once.
     """
     rows, features = len(x) if chosen is None else len(chosen), x.shape[1]
     dtype = compute_dtype(x.dtype)
@@ -41,7 +46,7 @@ def pack(
     slabs = row_slabs(rows, features)
     for slab in islice(slabs, 1) if x.is_meta else slabs:  # one tells the sizes of all
         part = x[slab] if chosen is None else x.index_select(0, chosen[slab])
-        values = _grouped(part.to(dtype), groups)
+        values = _grouped(part.to(dtype) if mean is None else part.to(dtype) - mean.to(dtype), groups)
         least, step, inverse = _grid(values, levels)
         dither = torch.add(shift[slab], column).frac_().view_as(values)
         dither.sub_(least * inverse).addcmul_(values, inverse).clamp_(0, levels)

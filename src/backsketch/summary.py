@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from .autograd import EXACT_IN_CHECKPOINT, RAN_IN_CHECKPOINT
 from .conversion import check_model, is_sketched, left_exact_because, sketched_type
 from .table import Table
 
@@ -48,19 +49,39 @@ class Summary:
 def summary(model: nn.Module) -> Summary:
     """List the linear layers of ``model``: how they are sketched, or why they are not."""
     check_model(model)
-    reports = (_report(name, module) for name, module in model.named_modules())
+    checkpointed = _checkpointed_modules(model)
+    reports = (_report(name, module, module in checkpointed) for name, module in model.named_modules())
     return Summary(tuple(report for report in reports if report is not None))
 
 
-def _report(name: str, module: nn.Module) -> LayerReport | None:
+def _report(name: str, module: nn.Module, checkpointed: bool) -> LayerReport | None:
     note = _why_exact(module)
     sketched = is_sketched(module)
     if sketched:
         trains = module.weight.requires_grad
-        note = str(module.config) if trains else "frozen: plain F.linear, nothing kept"
+        note = (
+            f"{module.config}{_in_checkpoints(module, checkpointed)}"
+            if trains
+            else "frozen: plain F.linear, nothing kept"
+        )
     if note is None:
         return None
     return LayerReport(name or "(the model)", type(module).__name__, _shape(module), sketched, note)
+
+
+def _checkpointed_modules(model: nn.Module) -> set[nn.Module]:
+    """Return the modules inside of those for which transformers has switched gradient checkpointing on."""
+    switched_on = (module for module in model.modules() if getattr(module, "gradient_checkpointing", False) is True)
+    return {inner for module in switched_on for inner in module.modules()}
+
+
+def _in_checkpoints(module: nn.Module, checkpointed: bool) -> str:
+    """Say what becomes of a sketched layer that activation checkpointing has run, or is going to run."""
+    if not (checkpointed or module.__dict__.get(RAN_IN_CHECKPOINT)):
+        return ""
+    if module.__dict__.get(EXACT_IN_CHECKPOINT):
+        return "; exact inside activation checkpointing"
+    return "; inside activation checkpointing it saves little and adds noise: sketch_(model, checkpointed=False)"
 
 
 def _why_exact(module: nn.Module) -> str | None:

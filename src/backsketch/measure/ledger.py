@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from ..config import SketchConfig
-from ..kept import SEED_BYTES, kept_bytes
+from ..kept import kept_bytes
 
 Chosen: TypeAlias = Mapping[str, SketchConfig]
 
@@ -18,6 +18,7 @@ class Call:
     """One call of a linear layer that keeps its input: what it read, and the storages it made autograd hold.
 
     Where padded rows are left out, ``mask`` says by which mask: sketches under it keep it, one byte a row, once.
+    ``held`` tells that the operation that made the input keeps it: then a sketched layer keeps it too, and no sketch.
     """
 
     layer: str
@@ -27,16 +28,17 @@ class Call:
     in_features: int
     itemsize: int
     mask: Hashable = None
+    held: bool = False
 
     def drops_input(self, chosen: Chosen) -> bool:
-        """Tell whether this call lets go of its input: its layer is sketched and its batch not kept as it is."""
+        """Tell whether this call lets go of its input: its layer is sketched and its input not kept as it is."""
         config = chosen.get(self.layer)
-        return config is not None and not config.keeps_input(self.rows)
+        return config is not None and not (self.held or config.keeps_input(self.rows))
 
     def kept_under(self, config: SketchConfig) -> int:
-        """Return what it keeps beside its input: a sketch and its seed, or the seed alone for a batch kept whole."""
-        if config.keeps_input(self.rows):
-            return SEED_BYTES
+        """Return what it keeps beside its input: a sketch and its seed, or nothing where the input itself is kept."""
+        if self.held or config.keeps_input(self.rows):
+            return 0
         return kept_bytes(config, self.rows, self.in_features, self.itemsize)
 
 
@@ -73,7 +75,7 @@ class Ledger:
 
     def kept_under(self, chosen: Chosen) -> int:
         """Return the bytes that the model keeps once the ``chosen`` layers are converted."""
-        masks = {call.mask: call.rows for call in self.calls if call.layer in chosen and call.mask is not None}
+        masks = {call.mask: call.rows for call in self.calls if call.mask is not None and call.drops_input(chosen)}
         return self.kept - self.released(chosen) + self.sketches(chosen) + sum(masks.values())
 
     def released(self, chosen: Chosen) -> int:

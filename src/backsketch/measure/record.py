@@ -12,6 +12,7 @@ from ..conversion import sketched_type
 from ..inputs import input_of
 from ..memory import saved_memory
 from ..padding import masked_rows
+from ..producer import held_by_producer
 from ..sharing import identity
 from .ledger import Call, Ledger
 from .modules import RunningModule
@@ -48,6 +49,7 @@ class _OpenCall:
     x: Tensor
     source: Hashable
     mask: Tensor | None
+    held: bool
     storages: set[int] = field(default_factory=set)
     itemsize: int = 0
 
@@ -61,7 +63,7 @@ class _OpenCall:
         """Return the call as a record that holds no tensor."""
         shape, held = self.x.shape, frozenset(self.storages)
         mask = None if self.mask is None else tuple(sizes([self.mask]))
-        return Call(self.layer, self.source, held, shape[:-1].numel(), shape[-1], self.itemsize, mask)
+        return Call(self.layer, self.source, held, shape[:-1].numel(), shape[-1], self.itemsize, mask, self.held)
 
 
 class _RunningLayer(RunningModule):
@@ -76,7 +78,7 @@ class _RunningLayer(RunningModule):
         super().entered(name, module, args, kwargs)
         if sketched_type(module) is not None and module.weight.requires_grad:
             x = input_of(args, kwargs)
-            self.call = _OpenCall(name, module, x.detach(), identity(x), masked_rows(x))
+            self.call = _OpenCall(name, module, x.detach(), identity(x), masked_rows(x), held_by_producer(x))
             self.calls.append(self.call)
 
     def left(self) -> None:

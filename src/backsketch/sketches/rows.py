@@ -20,13 +20,21 @@ class Rows(Sketch):
         return self.rows / self.dim
 
     def compress(self, x: Tensor) -> Tensor:
-        return x.index_select(0, self.chosen(x.device))
+        return self.pick(x, self.chosen(x.device))
 
     def chosen(self, device: torch.device) -> Tensor:
         """Return the indices of the kept rows: (dim,)."""
+        return self.order(device)[: self.dim]
+
+    def order(self, device: torch.device) -> Tensor:
+        """Return the indices of all rows in random order: (rows,)."""
         if device.type == "meta":  # which has no generator
-            return torch.randperm(self.rows, device=device)[: self.dim]
-        return torch.randperm(self.rows, generator=self.generator(device), device=device)[: self.dim]
+            return torch.randperm(self.rows, device=device)
+        return torch.randperm(self.rows, generator=self.generator(device), device=device)
+
+    def pick(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """Return the ``chosen`` rows of x: (rows, features), (count,) -> (count, features)."""
+        return x.index_select(0, chosen)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,12 +51,11 @@ class ValidRows(Rows):
         count = self.valid.sum().clamp(min=1).to(torch.float32)
         return count / count.clamp(max=self.dim)
 
-    def compress(self, x: Tensor) -> Tensor:
-        chosen = self.chosen(x.device)
+    def pick(self, x: Tensor, chosen: Tensor) -> Tensor:
         padded = ~self.valid.index_select(0, chosen)
         return x.index_select(0, chosen).masked_fill_(padded.unsqueeze(1), 0)
 
     def chosen(self, device: torch.device) -> Tensor:
-        order = torch.randperm(self.rows, generator=self.generator(device), device=device)
+        order = self.order(device)
         valid_first = self.valid.index_select(0, order).to(torch.uint8).sort(stable=True, descending=True).indices
         return order.index_select(0, valid_first[: self.dim])

@@ -1,0 +1,11 @@
+"""Fake tensors: shapes without values, of which nothing can be read."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Tell whether a tensor has a shape, a dtype and a device, but no values, as inside FakeTensorMode."""
+    return isinstance(tensor, FakeTensor)
