@@ -33,10 +33,7 @@ def narrow_reason(module: nn.Module, config: SketchConfig) -> str | None:
 
 def lora_b_reason(module: nn.Module) -> str:
     """Say why a lora_B stays exact under a config that is meant for all layers."""
-    return (
-        f"lora_B reads only {_counted(in_features(module))}: next to nothing to save, for noise; "
-        "a pattern that matches it converts it"
-    )
+    return f"lora_B reads only {_counted(in_features(module))}: little to save, so only a pattern selects it"
 
 
 def lora_b_layers(model: nn.Module) -> set[nn.Module]:
