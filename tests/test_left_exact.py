@@ -104,6 +104,14 @@ def test_the_profile_says_what_sketch_does():
     assert found.kept_after == found.kept_if_all == kept(model, x)
 
 
+def test_the_profile_of_a_converted_model_says_why_a_layer_was_left():
+    model = sketch_(narrow_and_wide(), BITS)
+    notes = {layer.name: layer.note for layer in profile(model, torch.randn(ROWS, 1)).layers}
+    assert notes["0"] == reasons(model)["0"]
+    model.append(nn.Linear(64, 64))
+    assert profile(model, torch.randn(ROWS, 1)).layers[-1].note == "not selected"
+
+
 def test_a_layer_whose_forward_was_replaced_is_refused_by_the_profile_too():
     model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
     model[2].forward = model[2].forward

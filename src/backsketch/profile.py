@@ -15,6 +15,7 @@ from .conversion import (
     Configs,
     chosen_configs,
     decisions_for,
+    left_exact_because,
     present_configs,
     sketch_,
     sketched_type,
@@ -85,7 +86,7 @@ def _layers(model: nn.Module, ledger: Ledger, chosen: Chosen, reasons: Mapping[s
         config = chosen.get(name)
         storages = {key for call in calls for key in call.storages}
         sources = {call.source: call for call in calls}
-        note = reasons.get(name, "" if config else "not selected")
+        note = reasons.get(name, "" if config else left_exact_because(module) or "not selected")
         if not calls:
             note = "keeps nothing: checkpointed or not run" if module.weight.requires_grad else FROZEN
         yield LayerProfile(
