@@ -211,6 +211,23 @@ def test_other_adapters_are_converted_as_before(name):
 # Adapters that multiply weights
 
 
+def test_adapters_of_multihead_attention_are_merged_and_never_called():
+    peft = pytest.importorskip("peft")
+    model = nn.ModuleDict({"attention": nn.MultiheadAttention(32, 2, batch_first=True), "head": nn.Linear(32, 4)})
+    model.forward = lambda x: model["head"](model["attention"](x, x, x)[0])
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["attention", "head"]))
+    called = set()
+    for name, module in adapted.named_modules():
+        module.register_forward_hook(lambda *_, name=name: called.add(name))
+    sketch_(adapted)
+    adapted(torch.randn(8, 6, 32)).sum().backward()
+    told = {name for name, note in reasons(adapted).items() if note == "its weight is read and it is never called"}
+    adapters = {name for name, module in adapted.named_modules() if "lora" in name and isinstance(module, nn.Linear)}
+    assert told == adapters - called
+    assert len(told) == 4
+    assert sketched(adapted) <= called
+
+
 def test_adapters_whose_weights_are_read_and_never_called_are_told():
     peft = pytest.importorskip("peft")
     model, _ = mixtral()

@@ -48,7 +48,12 @@ def uncalled_layers(model: nn.Module) -> set[nn.Module]:
     from peft.tuners.lora import layer as lora
 
     kinds = tuple(getattr(lora, name) for name in ("ParamWrapper", "MultiheadAttention") if hasattr(lora, name))
-    adapters = [adapter for adapter in _lora_adapters(model) if isinstance(adapter, kinds)]
+    uncalled = nn.modules.linear.NonDynamicallyQuantizableLinear  # the output layer of nn.MultiheadAttention
+    adapters = [
+        adapter
+        for adapter in _lora_adapters(model)
+        if isinstance(adapter, kinds) or isinstance(adapter.base_layer, uncalled)
+    ]
     return {layer for adapter in adapters for held in (adapter.lora_A, adapter.lora_B) for layer in _layers(held)}
 
 
