@@ -40,6 +40,14 @@ def llama(vocabulary=100, **options):
     return transformers.LlamaForCausalLM(config), text(vocabulary)
 
 
+def mixtral(**options):
+    config = transformers.MixtralConfig(
+        vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=8, **options,
+    )  # fmt: skip
+    return transformers.MixtralForCausalLM(config), text()
+
+
 def vit(**options):
     config = transformers.ViTConfig(image_size=16, patch_size=4, attn_implementation="sdpa", **(TINY | options))
     inputs = {"pixel_values": torch.randn(BATCH, 3, 16, 16), "labels": torch.randint(0, 3, (BATCH,))}

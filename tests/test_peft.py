@@ -11,7 +11,7 @@ from torch import nn
 from backsketch import SketchConfig, SketchedLinear, sketch_, summary, unsketch_
 from cases import saved_storages, within_five_standard_errors
 
-ROWS, FEATURES, RANK = 40, 16, 4
+ROWS, FEATURES, RANK = 40, 16, 2
 CONFIG = SketchConfig(ratio=0.25)
 SKETCHED = ROWS // 4 * FEATURES * 4
 
@@ -66,7 +66,7 @@ def gradient_of(model, x, y):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_adapters_train_from_a_sketch_and_nothing_else_changes(way):
+def test_lora_a_trains_from_a_sketch_and_nothing_else_changes(way):
     model = way()
     exact = unsketch_(copy.deepcopy(model))
     x, y = torch.randn(ROWS, FEATURES), torch.randn(ROWS, FEATURES)
@@ -76,7 +76,7 @@ def test_adapters_train_from_a_sketch_and_nothing_else_changes(way):
     assert {name.split(".")[-3] for name in expected} == {"lora_A", "lora_B"}
     for name, gradient in expected.items():
         samples = torch.stack([run[name] for run in runs])
-        assert samples.std(0).max() > 0
+        assert bool(samples.std(0).max() > 0) == ("lora_A" in name), name
         assert within_five_standard_errors(samples, gradient.double(), 1e-4), name
 
 
@@ -86,8 +86,8 @@ def test_the_input_of_lora_a_is_sketched_once_and_the_frozen_base_keeps_nothing(
     held = saved_storages(lambda: model(torch.randn(ROWS, FEATURES)))
     for tensor in [*model.parameters(), *(parameter.data for parameter in model.parameters())]:
         held.pop(tensor.untyped_storage().data_ptr(), None)
-    of_b = ROWS // 4 * RANK * 4  # what each lora_B keeps of its own small input
-    assert sorted(held.values(), reverse=True) == [SKETCHED, of_b, of_b, 8, 8, 8]
+    of_b = ROWS * RANK * 4  # each lora_B keeps its own small input
+    assert sorted(held.values(), reverse=True) == [SKETCHED, of_b, of_b, 8]
 
 
 def test_dropout_makes_an_input_for_each_adapter_and_each_is_sketched():
@@ -99,15 +99,11 @@ def test_dropout_makes_an_input_for_each_adapter_and_each_is_sketched():
 
 def test_the_report_names_every_part_and_no_wrapper():
     report = summary(lora_then_converted())
-    assert {layer.name.split(".", 3)[-1] for layer in report.sketched} == {
-        "base_layer",
-        "lora_A.default",
-        "lora_B.default",
-    }
-    assert not report.exact
-    quantised = summary(lora_on_a_quantised_base())
-    assert [layer.type for layer in quantised.exact] == ["Int8Linear"] * 2
-    assert all("own its forward" in layer.note for layer in quantised.exact)
+    assert {layer.name.split(".", 3)[-1] for layer in report.sketched} == {"base_layer", "lora_A.default"}
+    assert {layer.name.split(".", 3)[-1] for layer in report.exact} == {"lora_B.default"}
+    quantised = {layer.type: layer.note for layer in summary(lora_on_a_quantised_base()).exact}
+    assert quantised.keys() == {"Int8Linear", "Linear"}
+    assert "own its forward" in quantised["Int8Linear"]
 
 
 @pytest.mark.parametrize("way", WAYS[:2])

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from backsketch import SketchConfig, peak_memory, plan, profile, saved_memory, sketch_, summary, unsketch_, valid_rows
-from small import BATCH, HIDDEN, LENGTH, MIDDLE, MODELS, ROWS, gpt2, llama, roberta, text, transformers, vit
+from small import BATCH, HIDDEN, LENGTH, MIDDLE, MODELS, ROWS, gpt2, llama, mixtral, roberta, text, transformers, vit
 
 FLOAT, SEED = 4, 8
 
@@ -112,7 +112,7 @@ def test_the_prediction_holds_for_odd_uses(ratio):
     found = profile(model, **batch, config=SketchConfig(ratio=ratio))
     layers = {layer.name: layer for layer in found.layers}
     assert layers["twice"].calls == 2  # the third is in a checkpoint, which holds nothing of it
-    assert layers["frozen"].note.startswith("keeps nothing")
+    assert layers["frozen"].note == "frozen: keeps nothing"
     assert "parameters" in layers["queries"].note
     assert found.kept_before == kept(model, batch)
     sketch_(model, SketchConfig(ratio=ratio), profile=found)
@@ -280,6 +280,44 @@ def test_a_split_group_is_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sketch_(model, {"*.1.mlp.*": small}, profile=found)
+
+
+# What it reaches
+
+
+def test_the_profile_tells_which_share_is_reached_and_who_holds_the_rest():
+    model, batch = mixtral()
+    found = profile(model, **batch, config=SketchConfig(ratio=0.5))
+    inputs = {key for call in found.ledger.calls for key in call.storages if not found.ledger.others.get(key)}
+    sizes = found.ledger.sizes
+    assert found.reached == pytest.approx(sum(sizes[key] for key in inputs) / found.kept_before)
+    assert 0 < found.reached < 0.5
+    names, rest = zip(*found.elsewhere, strict=True)
+    assert "model.layers.*.mlp.experts" in names
+    assert list(rest) == sorted(rest, reverse=True)
+    assert sum(rest) == found.kept_before - round(found.reached * found.kept_before)
+    assert f"\n  of it inputs of the selected layers alone: {found.reached:.1%}\n" in str(found)
+    line = next(line for line in str(found).splitlines() if line.startswith("  most of the rest is held by"))
+    assert f"{names[0]} ({rest[0] / found.kept_before:.1%})" in line
+    assert line.count("%") == 3
+
+
+def test_an_input_that_an_exact_layer_holds_is_held_by_it():
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), torch.randn(64, 8)
+    found = profile(model, x, config={"0": SketchConfig(ratio=0.5)}, loss=lambda out: out.sum())
+    assert found.elsewhere == (("1", x.nbytes), ("2", x.nbytes))
+    assert found.reached == pytest.approx(1 / 3)
+    everything = profile(nn.Linear(8, 8), x, config=SketchConfig(ratio=0.5), loss=lambda out: out.sum())
+    assert (everything.reached, everything.elsewhere) == (1.0, ())
+    assert "alone: 100.0%\n" in str(everything)
+    assert "most of the rest" not in str(everything)
+
+
+def test_a_step_that_keeps_nothing_reaches_nothing():
+    model = nn.Sequential(nn.Linear(8, 8))
+    model[0].weight.requires_grad_(False)
+    found = profile(model, torch.randn(BATCH, 8), config=SketchConfig(ratio=0.5), loss=lambda out: out.sum())
+    assert (found.kept_before, found.reached) == (0, 0.0)
 
 
 # Leaving no trace

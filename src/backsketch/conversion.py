@@ -6,6 +6,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -15,6 +16,7 @@ from .attention_mask import follow_attention_mask, forget_attention_mask
 from .autograd import EXACT_IN_CHECKPOINT, RAN_IN_CHECKPOINT
 from .config import SketchConfig, check_config
 from .layer import SketchedLinear
+from .left_exact import NEVER_CALLED, lora_b_layers, lora_b_reason, narrow_reason, uncalled_layers
 from .sharded import become, own_class
 
 if TYPE_CHECKING:
@@ -26,6 +28,15 @@ Configs: TypeAlias = SketchConfig | Mapping[Any, SketchConfig | None]  # keys ar
 Where: TypeAlias = Callable[[str, nn.Module], bool]
 
 _REASON, _OWN_CONFIG = "_left_exact_because", "_config_before_sketching"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What sketch_ makes of a layer: sketched with ``config``, or exact for a reason, or as it was if it ``stays``."""
+
+    config: SketchConfig | None = None
+    reason: str = ""
+    stays: bool = False
 
 
 def sketch_(
@@ -41,13 +52,14 @@ def sketch_(
     A layer keeps its identity: only its class changes, so parameters, optimisers, hooks, tied weights and
     ``state_dict`` are untouched. Only exact ``nn.Linear`` and transformers' ``Conv1D`` are converted, since a
     subclass may own its forward. ``print(summary(model))`` tells what was converted, what was not, and why.
+    A layer so narrow that rows in few bits would keep over half of its input's bytes stays exact.
 
     Args:
         model: any module, a single layer included.
         config: one config for all layers, or a mapping from name pattern to config. A pattern is a glob over the
             whole name ("encoder.*.query") or a compiled regular expression that must match all of it. The first match
             wins; None makes a layer exact, and one without a match stays as it is. By default
-            ``SketchConfig.recommended()``.
+            ``SketchConfig.recommended()``. PEFT's lora_B is converted only where a pattern says so.
         where: called with a layer's name and the layer; False leaves it as it is.
         profile: what ``backsketch.profile`` saw. Layers that would keep no less than today are then left exact, and
             a warning names sets of layers that read one input but would keep more than one sketch of it.
@@ -60,27 +72,18 @@ def sketch_(
     if not isinstance(checkpointed, bool):
         raise TypeError(f"checkpointed must be True or False, got {checkpointed!r}")
     rules = _Rules(SketchConfig.recommended() if config is None else config)
-    layers = [(name, module) for name, module in model.named_modules() if sketched_type(module) is not None]
-    asked = {name: where is None or where(name, module) for name, module in layers}  # of all, before any is changed
-    unpaid = {} if profile is None else _consult(profile, configs_for(model, config, where))
+    modules, decided = dict(model.named_modules()), _decide(model, rules, where)  # before any layer is changed
+    unpaid = {} if profile is None else _consult(profile, chosen_configs(decided))
     converted = False
-    for name, module in layers:
-        chosen, reason = rules.match(name)
-        if not asked[name]:
-            _leave(module, "where() returned False")
-            continue
-        if name in unpaid:
-            chosen, reason = None, unpaid[name]
-        if chosen is not None and _has_own_forward(module) and exact_type(module) is None:
-            chosen, reason = None, "its forward was replaced, as accelerate's hooks do: convert it before that"
-        if chosen is not None:
-            _convert(module, chosen, checkpointed)
+    for name, decision in decided.items():
+        module, reason = modules[name], unpaid.get(name, decision.reason)
+        if decision.config is not None and name not in unpaid:
+            _convert(module, decision.config, checkpointed)
             converted = True
-        elif reason is not None:
+            continue
+        if not decision.stays:
             _restore(module)
-            _leave(module, reason)
-        else:
-            _leave(module, "no pattern matches its name")
+        _leave(module, reason)
     for pattern in rules.unused:
         warnings.warn(f"sketch_: pattern {pattern!r} matches no linear layer of the model", stacklevel=2)
     if any(exact_type(module) is not None for module in model.modules()):
@@ -128,10 +131,12 @@ def check_choice(config: object, where: object) -> None:
 
 def configs_for(model: nn.Module, config: Configs | None = None, where: Where | None = None) -> dict[str, SketchConfig]:
     """Return name -> config for the layers that ``sketch_`` would convert."""
-    rules = _Rules(SketchConfig.recommended() if config is None else config)
-    layers = ((name, module) for name, module in model.named_modules() if sketched_type(module) is not None)
-    chosen = {name: rules.match(name)[0] for name, module in layers if where is None or where(name, module)}
-    return {name: config for name, config in chosen.items() if config is not None}
+    return chosen_configs(decisions_for(model, config, where))
+
+
+def decisions_for(model: nn.Module, config: Configs | None = None, where: Where | None = None) -> dict[str, Decision]:
+    """Return name -> what ``sketch_`` would make of it for every layer that can be converted."""
+    return _decide(model, _Rules(SketchConfig.recommended() if config is None else config), where)
 
 
 def present_configs(model: nn.Module) -> dict[str, SketchConfig]:
@@ -160,6 +165,33 @@ def left_exact_because(module: nn.Module) -> str | None:
     return module.__dict__.get(_REASON)
 
 
+def _decide(model: nn.Module, rules: _Rules, where: Where | None) -> dict[str, Decision]:
+    uncalled, lora_b = uncalled_layers(model), lora_b_layers(model) if rules.one_for_all else set()
+
+    def decide(name: str, module: nn.Module) -> Decision:
+        config, reason = rules.match(name)
+        if where is not None and not where(name, module):
+            return Decision(reason="where() returned False", stays=True)
+        if config is None:
+            return Decision(reason=reason or "no pattern matches its name", stays=reason is None)
+        if module in uncalled:
+            reason = NEVER_CALLED
+        elif _has_own_forward(module) and exact_type(module) is None:
+            reason = "its forward was replaced, as accelerate's hooks do: convert it before that"
+        elif module in lora_b:
+            reason = lora_b_reason(module)
+        else:
+            reason = narrow_reason(module, config)
+        return Decision(config) if reason is None else Decision(reason=reason)
+
+    return {name: decide(name, module) for name, module in model.named_modules() if sketched_type(module) is not None}
+
+
+def chosen_configs(decided: Mapping[str, Decision]) -> dict[str, SketchConfig]:
+    """Return name -> config for the layers that are to be sketched."""
+    return {name: decision.config for name, decision in decided.items() if decision.config is not None}
+
+
 def _consult(profile: Profile, chosen: dict[str, SketchConfig]) -> dict[str, str]:
     """Return why layers of ``chosen`` do not pay, and warn of groups that the others would split."""
     if not hasattr(profile, "unpaid"):
@@ -183,7 +215,7 @@ class _Rules:
     """Name patterns with their configs, in order, and which of them were never used."""
 
     def __init__(self, configs: object) -> None:
-        if isinstance(configs, SketchConfig):
+        if one_for_all := isinstance(configs, SketchConfig):
             configs = {"*": configs}
         if not isinstance(configs, Mapping):
             hint = "; give a profile as profile=" if hasattr(configs, "unpaid") else ""
@@ -196,6 +228,7 @@ class _Rules:
                 raise TypeError(f"a pattern must be a string or a compiled regular expression, got {pattern!r}")
             if config is not None:
                 check_config(config)
+        self.one_for_all = one_for_all
         self._configs = dict(configs)
         self.unused = list(configs) if len(configs) > 1 else []
 

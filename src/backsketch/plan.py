@@ -13,7 +13,8 @@ from torch import nn
 
 from .attention_mask import follow_attention_mask
 from .config import STORED_BITS, SketchConfig, check_config
-from .conversion import Where, configs_for, unsketch_
+from .conversion import Where, chosen_configs, decisions_for, unsketch_
+from .left_exact import narrow_reason
 from .measure.ledger import Ledger
 from .measure.norms import CallNoise, added_noise
 from .measure.record import record_ledger
@@ -39,7 +40,8 @@ def plan(
     """Choose a ratio and bits for every linear layer such that their inputs fit ``budget`` and add the least noise.
 
     One forward and one backward pass of the exact model measure the noise; the model is left exactly as it was.
-    Layers that read one input get one config. Layers whose input is held by someone else anyway stay exact.
+    Layers that read one input get one config. Layers whose input is held by someone else anyway stay exact, and so do
+    those that ``sketch_`` would leave exact of itself.
 
     Args:
         model: in train() or eval(); a model in eval() is measured in train().
@@ -62,7 +64,8 @@ def plan(
     with untouched(model, (args, kwargs)):
         follow_attention_mask(unsketch_(model))
         ledger = record_ledger(model, forward)
-    chosen = configs_for(model, replace(base, ratio=RATIOS[0], dim=None, bits=None), where)
+    decided = decisions_for(model, replace(base, ratio=RATIOS[0], dim=None, bits=None), where)
+    chosen = chosen_configs(decided)
     parts = [tuple(part) for part in ledger.parts(chosen) if ledger.released(part) > ledger.sketches(part)]
     if not parts:
         raise PlanError("no linear layer keeps an input of its own: there is nothing to plan")
@@ -70,7 +73,7 @@ def plan(
         follow_attention_mask(unsketch_(model))
         noise = added_noise(model, [name for part in parts for name in part], base, forward, allowed)
     configs = [replace(base, ratio=ratio, dim=None, bits=each) for ratio in RATIOS for each in allowed]
-    items = [list(_points(part, ledger, configs, noise)) for part in parts]
+    items = [list(_points(model, part, ledger, configs, noise)) for part in parts]
     before = [max(point.bytes for point in points) for points in items]
     limit = budget if isinstance(budget, int) else int(budget * sum(before))
     least = sum(min(point.bytes for point in points) for points in items)
@@ -86,20 +89,29 @@ def plan(
     )
     converted = {name: part.config for part in planned if part.config is not None for name in part.layers}
     kept = ledger.kept_under(converted)
-    return Plan({name: converted.get(name) for name in chosen}, planned, limit, ledger.kept, kept)
+    asked = [name for name, decision in decided.items() if not decision.stays]
+    return Plan({name: converted.get(name) for name in asked}, planned, limit, ledger.kept, kept)
 
 
 def _points(
-    part: Sequence[str], ledger: Ledger, configs: Sequence[SketchConfig], noise: Mapping[str, Sequence[CallNoise]]
+    model: nn.Module,
+    part: Sequence[str],
+    ledger: Ledger,
+    configs: Sequence[SketchConfig],
+    noise: Mapping[str, Sequence[CallNoise]],
 ) -> Iterator[Point[SketchConfig | None]]:
-    """Yield what the layers of ``part`` can be: exact, or sketched with every config with which that saves bytes."""
+    """Yield what the layers of ``part`` can be: exact, or sketched with every config with which that saves bytes.
+
+    Configs for which one of the layers is too narrow are left out, as ``sketch_`` would refuse them.
+    """
+    layers = [model.get_submodule(name) for name in part]
     own = replace(ledger, calls=tuple(call for call in ledger.calls if call.layer in part))
     exact = own.released(dict.fromkeys(part, configs[0]))
     yield Point(None, exact, 0.0)
     for config in configs:
         chosen = dict.fromkeys(part, config)
         size = exact - own.released(chosen) + own.sketches(chosen)
-        if size < exact:
+        if size < exact and not any(narrow_reason(layer, config) for layer in layers):
             yield Point(config, size, sum(call.under(config) for name in part for call in noise[name]))
 
 

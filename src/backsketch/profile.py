@@ -11,7 +11,17 @@ from typing import Any
 from torch import nn
 
 from .attention_mask import follow_attention_mask
-from .conversion import Configs, configs_for, present_configs, sketch_, sketched_type, unsketch_
+from .conversion import (
+    Configs,
+    chosen_configs,
+    decisions_for,
+    left_exact_because,
+    present_configs,
+    sketch_,
+    sketched_type,
+    unsketch_,
+)
+from .left_exact import FROZEN
 from .measure.ledger import Chosen, Ledger
 from .measure.meta import meta_step
 from .measure.record import record_ledger
@@ -38,7 +48,9 @@ def profile(
     args, kwargs = to_device_of(model, (args, kwargs))
     forward = partial(forward_to_loss, model, args, kwargs, loss)
     present = present_configs(model) if config is None else {}
-    chosen = present or configs_for(model, config)
+    decided = {} if present else decisions_for(model, config)
+    chosen = present or chosen_configs(decided)
+    left_exact = {name: decision.reason for name, decision in decided.items() if decision.config is None}
     around = meta_step if on_meta(model) else nullcontext
     with untouched(model, (args, kwargs)), around():
         follow_attention_mask(unsketch_(model))
@@ -55,7 +67,7 @@ def profile(
                 forward().backward()  # type: ignore[no-untyped-call]
             peaks.append(peak.peak)
     return Profile(
-        layers=tuple(_layers(model, ledger, chosen, unpaid)),
+        layers=tuple(_layers(model, ledger, chosen, {**left_exact, **unpaid})),
         ledger=ledger,
         chosen=chosen,
         kept_before=ledger.kept,
@@ -66,7 +78,7 @@ def profile(
     )
 
 
-def _layers(model: nn.Module, ledger: Ledger, chosen: Chosen, unpaid: Mapping[str, str]) -> Iterator[LayerProfile]:
+def _layers(model: nn.Module, ledger: Ledger, chosen: Chosen, reasons: Mapping[str, str]) -> Iterator[LayerProfile]:
     for name, module in model.named_modules():
         if sketched_type(module) is None:
             continue
@@ -74,7 +86,9 @@ def _layers(model: nn.Module, ledger: Ledger, chosen: Chosen, unpaid: Mapping[st
         config = chosen.get(name)
         storages = {key for call in calls for key in call.storages}
         sources = {call.source: call for call in calls}
-        note = unpaid.get(name, "") if calls else "keeps nothing: frozen, checkpointed or not run"
+        note = reasons.get(name, "" if config else left_exact_because(module) or "not selected")
+        if not calls:
+            note = "keeps nothing: checkpointed or not run" if module.weight.requires_grad else FROZEN
         yield LayerProfile(
             name=name,
             calls=len(calls),
@@ -85,8 +99,8 @@ def _layers(model: nn.Module, ledger: Ledger, chosen: Chosen, unpaid: Mapping[st
             shares_with=_shares_with(name, ledger),
             config=config,
             sketch_bytes=sum(call.kept_under(config) for call in sources.values()) if config else 0,
-            pays=bool(calls) and config is not None and name not in unpaid,
-            note=note if config or not calls else "not selected",
+            pays=bool(calls) and config is not None and name not in reasons,
+            note=note,
         )
 
 

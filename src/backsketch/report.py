@@ -9,7 +9,9 @@ from typing import Any
 from .config import SketchConfig
 from .measure.ledger import Chosen, Ledger
 from .measure.live import ACTIVATIONS, TRANSIENTS, Peak, Place
-from .table import Table, change, readable, short
+from .table import Table, change, readable, short, starred
+
+_NAMED = 3  # of those who hold what no sketch reaches: the largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,25 @@ class Profile:
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """List the sets of layers that read the same tensor."""
         return self.ledger.groups
+
+    @property
+    def reached(self) -> float:
+        """Return which share of the bytes kept for backward are inputs that the selected layers alone hold."""
+        inputs = sum(self.ledger.sizes[key] for key in self.ledger.only_inputs(self.chosen))
+        return inputs / max(self.kept_before, 1)
+
+    @property
+    def elsewhere(self) -> tuple[tuple[str, int], ...]:
+        """List who holds the rest, and its bytes: modules alike in all blocks together, the largest first."""
+        held = self.ledger.held_elsewhere(self.chosen)
+        groups: dict[str, list[str]] = {}
+        for name in held:
+            groups.setdefault(starred(name), []).append(name)
+        sizes = [
+            (pattern if len(names) > 1 else names[0], sum(held[name] for name in names))
+            for pattern, names in groups.items()
+        ]
+        return tuple(sorted(sizes, key=lambda each: (-each[1], each[0])))
 
     def unpaid(self, chosen: Chosen) -> dict[str, str]:
         """Return layer -> reason for every layer that would keep no less if the ``chosen`` layers were converted."""
@@ -137,6 +158,9 @@ class Profile:
         yield f"kept for backward: {change(self.kept_before, self.kept_after)}"
         if self.kept_if_all != self.kept_after:
             yield f"  if all selected layers were converted: {change(self.kept_before, self.kept_if_all)}"
+        yield f"  of it inputs of the selected layers alone: {self.reached:.1%}"
+        if most := [f"{name} ({size / self.kept_before:.1%})" for name, size in self.elsewhere[:_NAMED]]:
+            yield f"  most of the rest is held by {', '.join(most)}"
         yield f"peak: {change(self.peak_before.total, self.peak_after.total)}"
         yield f"  at: {self.peak_before.place}"
         yield "  of it: " + ", ".join(

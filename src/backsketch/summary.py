@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from .autograd import EXACT_IN_CHECKPOINT, RAN_IN_CHECKPOINT
-from .conversion import check_model, is_sketched, left_exact_because, sketched_type
+from .conversion import check_model, is_sketched
+from .left_exact import FROZEN
+from .reach import Unreached, reach
 from .table import Table
+from .unsketched import weight_trains, why_exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +29,20 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A report of every linear layer of a model; print it, or read ``layers``."""
+    """A report of what of a model is sketched; print it, or read its fields.
+
+    Attributes:
+        layers: every linear layer.
+        trained: how many weights train, tied ones counted once.
+        reached, embeddings: the shares of them in sketched layers, and in embeddings, which keep only indices.
+        unreached: the weights of two or more dimensions in no sketched layer, the largest first.
+    """
 
     layers: tuple[LayerReport, ...]
+    trained: int
+    reached: float
+    embeddings: float
+    unreached: tuple[Unreached, ...]
 
     @property
     def sketched(self) -> tuple[LayerReport, ...]:
@@ -38,32 +53,54 @@ class Summary:
         return tuple(layer for layer in self.layers if not layer.sketched)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.sketched)} of {len(self.layers)} linear layers are sketched"]
+        lines = list(self._totals())
+        if self.unreached:
+            rows = tuple(
+                (
+                    each.name,
+                    str(len(each.modules)),
+                    each.type,
+                    " × ".join(map(str, each.shape)),
+                    f"{each.share:.1%}",
+                    each.reason,
+                )
+                for each in self.unreached
+            )
+            titles = ("trained, not sketched", "×", "type", "shape", "share", "why")
+            lines += ["", str(Table(titles, rows, numeric=frozenset({1, 4})))]
         for title, layers in (("sketched", self.sketched), ("left exact", self.exact)):
             if layers:
-                rows = tuple((layer.name, layer.type, layer.shape, layer.note) for layer in layers)
-                lines += ["", str(Table((title, "type", "shape", "how" if layers[0].sketched else "why"), rows))]
+                listed = tuple((layer.name, layer.type, layer.shape, layer.note) for layer in layers)
+                lines += ["", str(Table((title, "type", "shape", "how" if layers[0].sketched else "why"), listed))]
         return "\n".join(lines)
+
+    def _totals(self) -> Iterator[str]:
+        share = f"{self.reached:.1%} of the {self.trained:,} trained weights are in sketched layers"
+        frozen = sum(layer.note == FROZEN for layer in self.sketched)
+        yield (
+            f"{share if self.trained else 'no weight trains'}; "
+            f"{len(self.sketched)} of {len(self.layers)} linear layers are sketched"
+            + (f", {frozen} of them frozen" if frozen else "")
+        )
+        if self.embeddings:
+            yield f"embeddings hold {self.embeddings:.1%} of them, and keep only indices"
 
 
 def summary(model: nn.Module) -> Summary:
-    """List the linear layers of ``model``: how they are sketched, or why they are not."""
+    """Tell which share of the trained weights of ``model`` is sketched, and of all others why they are not."""
     check_model(model)
     checkpointed = _checkpointed_modules(model)
     reports = (_report(name, module, module in checkpointed) for name, module in model.named_modules())
-    return Summary(tuple(report for report in reports if report is not None))
+    found = reach(model)
+    layers = tuple(report for report in reports if report is not None)
+    return Summary(layers, found.trained, found.reached, found.embeddings, found.unreached)
 
 
 def _report(name: str, module: nn.Module, checkpointed: bool) -> LayerReport | None:
-    note = _why_exact(module)
     sketched = is_sketched(module)
+    note = why_exact(module)
     if sketched:
-        trains = module.weight.requires_grad
-        note = (
-            f"{module.config}{_in_checkpoints(module, checkpointed)}"
-            if trains
-            else "frozen: plain F.linear, nothing kept"
-        )
+        note = f"{module.config}{_in_checkpoints(module, checkpointed)}" if weight_trains(module) else FROZEN
     if note is None:
         return None
     return LayerReport(name or "(the model)", type(module).__name__, _shape(module), sketched, note)
@@ -82,26 +119,6 @@ def _in_checkpoints(module: nn.Module, checkpointed: bool) -> str:
     if module.__dict__.get(EXACT_IN_CHECKPOINT):
         return "; exact inside activation checkpointing"
     return "; inside activation checkpointing it saves little and adds noise: sketch_(model, checkpointed=False)"
-
-
-def _why_exact(module: nn.Module) -> str | None:
-    """Say why a linear layer is not sketched; None for a module that is not linear at all."""
-    kind = type(module)
-    if sketched_type(module) is not None:
-        return left_exact_because(module) or "not selected"
-    if hasattr(module, "base_layer"):
-        return None  # an adapter around layers that are listed on their own
-    if isinstance(module, nn.MultiheadAttention):
-        return "it multiplies its own weights, without linear layers"
-    if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
-        return "nn.MultiheadAttention reads its weight and never calls it"
-    if isinstance(getattr(module, "weight", None), UninitializedParameter):
-        return "not initialised yet: run one batch, then convert"
-    if isinstance(module, nn.Linear):
-        return f"{kind.__name__} is a subclass of nn.Linear and may own its forward"
-    if ("Linear" in kind.__name__ or "Conv1D" in kind.__name__) and hasattr(module, "weight"):
-        return f"{kind.__name__} is not nn.Linear: it computes and stores in its own way"
-    return None
 
 
 def _shape(module: nn.Module) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +69,21 @@ def change(before: int, after: int) -> str:
 def short(name: str, reference: str) -> str:
     """Return ``name`` without its path if ``reference`` has the same one."""
     return name.rpartition(".")[2] if name.rpartition(".")[0] == reference.rpartition(".")[0] else name
+
+
+def starred(name: str) -> str:
+    """Write * for the numbers in a dotted name, which tell blocks apart: "layers.7.output" -> "layers.*.output".
+
+    Of a name with nothing but numbers the last one stays: it tells the layers of one block apart.
+    """
+    parts = name.split(".")
+    last = len(parts) - all(map(str.isdecimal, parts))
+    return ".".join("*" if part.isdecimal() and place < last else part for place, part in enumerate(parts))
+
+
+def starred_names(text: str) -> str:
+    """Write * for the numbers in the dotted names of a sentence, and leave other numbers alone."""
+    return re.sub(r"[\w.]*[^\W\d][\w.]*", lambda word: starred(word[0]), text)
 
 
 def together(names: Sequence[str]) -> str:

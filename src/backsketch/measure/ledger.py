@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -107,6 +107,23 @@ class Ledger:
                         f"its input is held anyway by {held_by}" if held_by else "a sketch is no smaller than its input"
                     )
         return reasons
+
+    def only_inputs(self, layers: Container[str]) -> set[int]:
+        """Return the storages that are inputs of ``layers`` and that nobody else holds."""
+        theirs = {key for call in self.calls if call.layer in layers for key in call.storages}
+        others = {key for call in self.calls if call.layer not in layers for key in call.storages}
+        return {key for key in theirs - others if key in self.sizes and not self.others.get(key)}
+
+    def held_elsewhere(self, layers: Container[str]) -> dict[str, int]:
+        """Return name -> bytes of all that is kept beside the inputs of ``layers`` alone, each for its first holder."""
+        readers = {
+            key: call.layer for call in reversed(self.calls) if call.layer not in layers for key in call.storages
+        }
+        held: dict[str, int] = {}
+        for key in self.sizes.keys() - self.only_inputs(layers):
+            name = (*self.others.get(key, ()), readers.get(key, ""))[0]
+            held[name] = held.get(name, 0) + self.sizes[key]
+        return held
 
     def split_groups(self, chosen: Chosen) -> tuple[tuple[str, ...], ...]:
         """List the groups of which some layers are ``chosen`` and others are not, or under another config."""
