@@ -171,11 +171,14 @@ def test_a_config_of_ones_own_is_compared_with_the_best_in_as_many_bytes(capsys)
     assert other["linear_inputs"]["after"] == pytest.approx(told["linear_inputs"]["after"], rel=0.1)
 
 
-@pytest.mark.parametrize(("budget", "options"), [("10%", ()), ("0.1", ("--kind", "hash")), ("12345", ("--bits", "4"))])
+BUDGETS = [("10%", ()), ("0.1", ("--kind", "hash")), ("12345", ("--bits", "4")), ("12KiB", ("--bits", "4"))]
+
+
+@pytest.mark.parametrize(("budget", "options"), BUDGETS)
 def test_a_budget_is_met_and_used(budget, options, capsys):
     told = record(capsys, "gpt2", "--budget", budget, *options)
     before, after = told["linear_inputs"]["before"], told["linear_inputs"]["after"]
-    limit = int(budget) if budget.isdecimal() else before // 10
+    limit = {"12345": 12345, "12KiB": 12288}.get(budget, before // 10)
     assert 0.9 * limit <= after <= limit
 
 

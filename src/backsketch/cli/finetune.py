@@ -36,7 +36,7 @@ def finetune(
     block: Block = None,
     center: Center = False,
     budget: Annotated[
-        str | None, Option(help="Plan each layer for this share (20%) or bytes.", rich_help_panel=SKETCH)
+        str | None, Option(help="Plan each layer for this share (20%) or bytes (500MB).", rich_help_panel=SKETCH)
     ] = None,
     exclude: Annotated[
         list[str] | None,

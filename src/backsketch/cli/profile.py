@@ -11,8 +11,9 @@ from rich.console import Console
 from torch import nn
 from typer import Argument, Option
 
+from ..budget import as_budget
 from ..config import SketchConfig
-from ..plan import RATIOS, as_budget
+from ..plan import RATIOS
 from ..profile import profile as profile_step
 from ..report import Profile
 from .options import SKETCH, AsJson, Bits, Block, Center, Dim, Kind, Ratio, check_budget, given_fields, parse_budget
@@ -46,7 +47,10 @@ def profile(
     center: Center = False,
     budget: Annotated[
         str | None,
-        Option(help="Find the ratio with which linear inputs keep this share (20%) or bytes.", rich_help_panel=SKETCH),
+        Option(
+            help="Find the ratio with which linear inputs keep this share (20%) or bytes (500MB, 2GiB).",
+            rich_help_panel=SKETCH,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> int:

@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
 
+from ..budget import as_budget
 from ..config import SketchConfig
 from ..conversion import Configs, Where
 from ..plan import plan
@@ -54,6 +55,8 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         if budget is not None and not (config is None or isinstance(config, SketchConfig)):
             raise ValueError("config must be a single SketchConfig when budget plans the others")
         check_arguments(config, noise_every, where)
+        if budget is not None:
+            as_budget(budget)
         self.config = config
         self.budget = budget
         self.noise_every = noise_every
