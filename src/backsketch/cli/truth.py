@@ -21,7 +21,8 @@ class Truth:
     """A model under several configs.
 
     Attributes:
-        about: the model's name, architecture and number of parameters; batch, seq, dtype and device of the step.
+        about: the model's name, architecture and number of parameters; batch, seq, dtype and device of the step, the
+            batch also in words, and who chose the dtype: ``--dtype``, the model's ``config`` or the ``default``.
         profiles: the config that was asked for, then those to compare it with.
         best: the one of them that is recommended.
     """
@@ -41,9 +42,9 @@ class Truth:
     def show(self) -> None:
         """Print it."""
         about, found = self.about, self.found
-        size = f"{about['batch']} images" if about["seq"] is None else f"{about['batch']} × {about['seq']} tokens"
-        _print(f"{about['model']}: {about['architecture']}, {_count(about['parameters'])} parameters, {about['dtype']}")
-        _print(f"One training step on {size} keeps {readable(found.kept_before)} for backward.\n")
+        dtype = f"{about['dtype']} ({_DTYPE_FROM[about['dtype_from']]})"
+        _print(f"{about['model']}: {about['architecture']}, {_count(about['parameters'])} parameters, {dtype}")
+        _print(f"One training step on {about['examples']} keeps {readable(found.kept_before)} for backward.\n")
         self.layer_table().show()
         print()
         self.choice_table().show()
@@ -125,6 +126,13 @@ class Truth:
     def _adamw_bytes(self) -> int:
         size: int = 2 * self.about["parameter_bytes"]
         return size
+
+
+_DTYPE_FROM = {
+    "--dtype": "as --dtype says",
+    "config": "as the model's config states",
+    "default": "by default: the model's config states none",
+}
 
 
 def linear_inputs(found: Profile) -> tuple[int, int]:
