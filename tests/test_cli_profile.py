@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,8 +17,11 @@ import transformers
 import backsketch
 from backsketch import SketchConfig, saved_memory
 from backsketch.cli import main
+from backsketch.cli import profile as profile_command
 from backsketch.cli.kinds import exclusions
 from backsketch.cli.models import build, find_head, load_config, make_batch
+from backsketch.cli.wording import code
+from backsketch.measure.live import LiveStorage, Peak
 from commands import call, check_mistake
 
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50}
@@ -28,7 +32,7 @@ SPEECH = {
     "max_target_positions": 20, "decoder_start_token_id": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 CONFIGS = {
-    "bert": transformers.BertConfig(**TINY, **STILL, max_position_embeddings=64),
+    "bert": transformers.BertConfig(**{**TINY, "num_hidden_layers": 8}, **STILL, max_position_embeddings=64),
     "roberta": transformers.RobertaConfig(**TINY, max_position_embeddings=66, architectures=["RobertaForMaskedLM"]),
     "llama": transformers.LlamaConfig(**TINY, num_key_value_heads=2, architectures=["LlamaForCausalLM"]),
     "gpt2": transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50, n_positions=64, bos_token_id=0),
@@ -134,13 +138,61 @@ def test_its_figures_are_those_of_a_real_step(place):
 def test_what_it_shows_fits_a_terminal_and_what_it_recommends_is_what_it_says(capsys):
     shown = run(capsys, "bert", "--batch", "8", "--seq", "16")
     assert max(map(len, shown.splitlines())) <= 80
-    assert "layer.*.attention.self.query, key, value  2" in shown
+    assert "layer.*.attention.self.query, key, value  8" in shown
     assert "no gain in layer.*.attention.output.dense: its input is held anyway by" in shown
     model, inputs = step("bert")
     code = shown.split("Recommended:\n")[1].split("The noise")[0]
     exec("\n".join(line.removeprefix("  ") for line in code.splitlines()), {"model": model})
     assert kept(model, inputs) == record(capsys, "bert")["kept"]["after"]
-    assert "own: 0.41 by" in shown
+
+
+def test_its_noise_is_said_to_be_computed_and_not_measured(capsys):
+    shown = " ".join(run(capsys, "bert", "--batch", "8", "--seq", "16").split())
+    assert "computed from the config and not measured on this model: 0.41 by leaving rows out (1/ratio - 1," in shown
+    assert "about 0.08 by rounding to 4 bits (a rule of thumb, measured on one encoder)" in shown
+
+
+def with_peak(found, share):
+    """Return the same profile with a peak after conversion of a share of the one before."""
+    live = {LiveStorage("activations", None, ()): round(share * found.peak_before.total)}
+    return replace(found, peak_after=Peak(found.peak_before.place, live))
+
+
+def recommended(shares, monkeypatch, capsys, *arguments):
+    """Run it with peaks of one's own for the configs in their order, and return its record and what it shows."""
+    measured = profile_command._measure
+
+    def run_once(*extra):
+        rest = iter(shares)
+        monkeypatch.setattr(profile_command, "_measure", lambda *given: with_peak(measured(*given), next(rest)))
+        return run(capsys, "llama", "--batch", "8", "--seq", "16", *arguments, *extra)
+
+    return json.loads(run_once("--json")), " ".join(run_once().split())
+
+
+@pytest.mark.parametrize(
+    ("shares", "keep"),
+    [((0.9, 0.8, 0.7), 0.1), ((1.1, 0.8, 0.7), 0.27), ((1.0, 0.995, 0.98), 0.05), ((1.1, 1.1, 0.7), 0.05)],
+)
+def test_what_it_recommends_lowers_the_peak(shares, keep, monkeypatch, capsys):
+    told, shown = recommended(shares, monkeypatch, capsys)
+    best = SketchConfig.recommended(keep)
+    assert SketchConfig(**told["recommended"]) == best
+    assert "Recommended: import backsketch as bs bs.sketch_(model, {" in shown
+    assert f"bs.{code(best)}" in shown
+
+
+@pytest.mark.parametrize(
+    ("shares", "arguments"),
+    [((1.1, 1.0, 0.995), ()), ((1.1, 1.0), ("--ratio", "0.5")), ((1.0, 1.0), ("--budget", "20%"))],
+)
+def test_where_no_config_lowers_the_peak_it_says_what_would(shares, arguments, monkeypatch, capsys):
+    told, shown = recommended(shares, monkeypatch, capsys, *arguments)
+    assert told["recommended"] is None
+    assert "Recommended: no sketch." in shown
+    assert "lower the peak of the step by 1% or more" in shown or "lowers the peak of the step by 1% or more" in shown
+    assert "- gradient checkpointing (" in shown
+    assert "sketch_(" not in shown
 
 
 class Blocks(nn.Module):

@@ -100,8 +100,8 @@ def profile(
         with users_mistakes():
             config = _within(limit, measure(config), given)
     profiles = {config: measure(config)}
-    best = _best(profiles[config]) if given else config
-    for other in [best] if given else [] if budget else map(SketchConfig.recommended, KEEPS):
+    preferred = _best(profiles[config]) if given else config
+    for other in [preferred] if given else [] if budget else map(SketchConfig.recommended, KEEPS):
         if other not in profiles:
             profiles[other] = measure(other)
     about = {
@@ -116,7 +116,7 @@ def profile(
         "dtype_from": "--dtype" if dtype else "config" if stated else "default",
         "device": device,
     }
-    truth = Truth(about, profiles, best)
+    truth = Truth(about, profiles, preferred)
     if as_json:
         print(json.dumps(truth.record(), indent=1))
     else:
