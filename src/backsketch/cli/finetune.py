@@ -135,7 +135,7 @@ def finetune(
             save_model=save_model,
         )
     folder = Path("runs") / settings.slug() if out is None else out
-    need("transformers", "transformers", "accelerate", "sklearn", "scipy")
+    need("transformers", "transformers", "accelerate", "filelock", "numpy", "sklearn", "scipy")
     from ..glue.finetune import Interrupted, prepare
 
     with users_mistakes():
