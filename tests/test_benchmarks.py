@@ -1,6 +1,7 @@
 """The benchmarks run, and what does not depend on the clock is checked."""
 
 import copy
+import itertools
 import json
 import sys
 import time
@@ -220,4 +221,6 @@ def test_all_ways_share_one_encoder(monkeypatch):
     assert set(entries) == {way.name for way in encoder_contenders()}
     assert entries["rows, ratio 0.1"]["kept"] < entries["rows, ratio 0.5"]["kept"] < entries["exact"]["kept"]
     assert entries["checkpointing"]["kept"] < entries["exact"]["kept"]
+    peaks = [entries[name]["peak"] for name in ("rows, ratio 0.1", "rows, ratio 0.5", "exact")]
+    assert all(lower < higher - 2**20 for lower, higher in itertools.pairwise(peaks))  # tables show whole MiB
     assert all(entry["speed"] > 0 and entry["peak"] > 0 for entry in entries.values())

@@ -126,7 +126,7 @@ def test_a_mistake_ends_the_process_likewise():
     assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
 
 
-@pytest.mark.parametrize("missing", ["transformers", "accelerate", "sklearn", "scipy"])
+@pytest.mark.parametrize("missing", ["transformers", "accelerate", "filelock", "numpy", "sklearn", "scipy"])
 def test_a_missing_extra_is_named(missing, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, missing, None)
     assert main(["finetune", "--task", "cola"]) == 1

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("typer")
 
 from backsketch import SKETCHES, __version__
-from backsketch.cli import main, selftest, surroundings
+from backsketch.cli import doctor, main, selftest, surroundings
 from backsketch.cli.selftest import Finding, self_test
 from backsketch.sketches.rows import Rows
 from commands import call, check_mistake
@@ -49,6 +49,40 @@ def test_what_it_shows_fits_a_terminal(monkeypatch, capsys):
     assert shown.count("\n  ok ") == len(SKETCHES) + 1
     assert f"torch           {torch.__version__}" in shown
     assert "bf16 on CPU     works" in shown
+
+
+@pytest.mark.usefixtures("_few")
+def test_each_test_is_shown_when_it_is_done(monkeypatch, capsys):
+    shown = []
+
+    def watched(devices):
+        for finding in self_test(devices):
+            shown.append(capsys.readouterr().out)
+            yield finding
+
+    monkeypatch.setattr(doctor, "self_test", watched)
+    assert main(["doctor"]) == 0
+    assert f"torch           {torch.__version__}" in shown[0]
+    assert all(text.startswith("  ok    cpu") and text.count("\n") == 1 for text in shown[1:])
+
+
+@pytest.mark.usefixtures("_few")
+def test_it_uses_one_thread_and_gives_the_others_back(monkeypatch):
+    threads, right = [], selftest.sketched_linear
+
+    def watched(*given):
+        threads.append(torch.get_num_threads())
+        return right(*given)
+
+    monkeypatch.setattr(selftest, "sketched_linear", watched)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in self_test(["cpu"]):
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(threads) == {1}
 
 
 @pytest.mark.usefixtures("_few")

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,14 +17,22 @@ import transformers
 import backsketch
 from backsketch import SketchConfig, saved_memory
 from backsketch.cli import main
+from backsketch.cli import profile as profile_command
 from backsketch.cli.kinds import exclusions
 from backsketch.cli.models import build, find_head, load_config, make_batch
+from backsketch.cli.wording import code
+from backsketch.measure.live import LiveStorage, Peak
 from commands import call, check_mistake
 
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50}
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+SPEECH = {
+    "vocab_size": 50, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_source_positions": 40,
+    "max_target_positions": 20, "decoder_start_token_id": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 CONFIGS = {
-    "bert": transformers.BertConfig(**TINY, **STILL, max_position_embeddings=64),
+    "bert": transformers.BertConfig(**{**TINY, "num_hidden_layers": 8}, **STILL, max_position_embeddings=64),
     "roberta": transformers.RobertaConfig(**TINY, max_position_embeddings=66, architectures=["RobertaForMaskedLM"]),
     "llama": transformers.LlamaConfig(**TINY, num_key_value_heads=2, architectures=["LlamaForCausalLM"]),
     "gpt2": transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50, n_positions=64, bos_token_id=0),
@@ -35,7 +44,21 @@ CONFIGS = {
     "vit": transformers.ViTConfig(
         **{**TINY, **STILL}, image_size=16, patch_size=4, architectures=["ViTForImageClassification"]
     ),
+    "whisper": transformers.WhisperConfig(**SPEECH, num_mel_bins=8, architectures=["WhisperForConditionalGeneration"]),
+    "speech2text": transformers.Speech2TextConfig(**SPEECH, input_feat_per_channel=8, conv_channels=16),
+    "wav2vec2": transformers.Wav2Vec2Config(
+        **TINY, conv_dim=(16, 16), conv_stride=(5, 2), conv_kernel=(10, 3), num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4, architectures=["Wav2Vec2ForCTC"],
+    ),
+    "ast": transformers.ASTConfig(
+        **TINY, max_length=64, num_mel_bins=16, architectures=["ASTForAudioClassification"]
+    ),
 }  # fmt: skip
+REFUSED = {
+    "vits": {"model_type": "vits"},
+    "moonshine": {"model_type": "moonshine", "architectures": ["MoonshineForConditionalGeneration"]},
+    "double": {**CONFIGS["bert"].to_dict(), "dtype": "float64"},
+}
 ARCHITECTURES = {
     "bert": "BertForSequenceClassification",
     "roberta": "RobertaForSequenceClassification",
@@ -44,6 +67,10 @@ ARCHITECTURES = {
     "bart": "BartForConditionalGeneration",
     "t5": "T5ForConditionalGeneration",
     "vit": "ViTForImageClassification",
+    "whisper": "WhisperForConditionalGeneration",
+    "speech2text": "Speech2TextForConditionalGeneration",
+    "wav2vec2": "Wav2Vec2ForSequenceClassification",
+    "ast": "ASTForAudioClassification",
 }
 
 
@@ -54,6 +81,9 @@ def place(tmp_path_factory):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config.to_dict()))
     (folder / "empty").mkdir()
+    for name, fields in REFUSED.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(fields))
     return folder
 
 
@@ -108,13 +138,61 @@ def test_its_figures_are_those_of_a_real_step(place):
 def test_what_it_shows_fits_a_terminal_and_what_it_recommends_is_what_it_says(capsys):
     shown = run(capsys, "bert", "--batch", "8", "--seq", "16")
     assert max(map(len, shown.splitlines())) <= 80
-    assert "layer.*.attention.self.query, key, value  2" in shown
+    assert "layer.*.attention.self.query, key, value  8" in shown
     assert "no gain in layer.*.attention.output.dense: its input is held anyway by" in shown
     model, inputs = step("bert")
     code = shown.split("Recommended:\n")[1].split("The noise")[0]
     exec("\n".join(line.removeprefix("  ") for line in code.splitlines()), {"model": model})
     assert kept(model, inputs) == record(capsys, "bert")["kept"]["after"]
-    assert "own: 0.41 by" in shown
+
+
+def test_its_noise_is_said_to_be_computed_and_not_measured(capsys):
+    shown = " ".join(run(capsys, "bert", "--batch", "8", "--seq", "16").split())
+    assert "computed from the config and not measured on this model: 0.41 by leaving rows out (1/ratio - 1," in shown
+    assert "about 0.08 by rounding to 4 bits (a rule of thumb, measured on one encoder)" in shown
+
+
+def with_peak(found, share):
+    """Return the same profile with a peak after conversion of a share of the one before."""
+    live = {LiveStorage("activations", None, ()): round(share * found.peak_before.total)}
+    return replace(found, peak_after=Peak(found.peak_before.place, live))
+
+
+def recommended(shares, monkeypatch, capsys, *arguments):
+    """Run it with peaks of one's own for the configs in their order, and return its record and what it shows."""
+    measured = profile_command._measure
+
+    def run_once(*extra):
+        rest = iter(shares)
+        monkeypatch.setattr(profile_command, "_measure", lambda *given: with_peak(measured(*given), next(rest)))
+        return run(capsys, "llama", "--batch", "8", "--seq", "16", *arguments, *extra)
+
+    return json.loads(run_once("--json")), " ".join(run_once().split())
+
+
+@pytest.mark.parametrize(
+    ("shares", "keep"),
+    [((0.9, 0.8, 0.7), 0.1), ((1.1, 0.8, 0.7), 0.27), ((1.0, 0.995, 0.98), 0.05), ((1.1, 1.1, 0.7), 0.05)],
+)
+def test_what_it_recommends_lowers_the_peak(shares, keep, monkeypatch, capsys):
+    told, shown = recommended(shares, monkeypatch, capsys)
+    best = SketchConfig.recommended(keep)
+    assert SketchConfig(**told["recommended"]) == best
+    assert "Recommended: import backsketch as bs bs.sketch_(model, {" in shown
+    assert f"bs.{code(best)}" in shown
+
+
+@pytest.mark.parametrize(
+    ("shares", "arguments"),
+    [((1.1, 1.0, 0.995), ()), ((1.1, 1.0), ("--ratio", "0.5")), ((1.0, 1.0), ("--budget", "20%"))],
+)
+def test_where_no_config_lowers_the_peak_it_says_what_would(shares, arguments, monkeypatch, capsys):
+    told, shown = recommended(shares, monkeypatch, capsys, *arguments)
+    assert told["recommended"] is None
+    assert "Recommended: no sketch." in shown
+    assert "lower the peak of the step by 1% or more" in shown or "lowers the peak of the step by 1% or more" in shown
+    assert "- gradient checkpointing (" in shown
+    assert "sketch_(" not in shown
 
 
 class Blocks(nn.Module):
@@ -142,7 +220,36 @@ def test_every_architecture_is_followed_with_its_head(name, capsys):
     told = record(capsys, name)
     assert told["architecture"] == ARCHITECTURES[name]
     assert told["kept"]["after"] < told["kept"]["before"]
-    assert (told["seq"] is None) == (name == "vit")
+    assert (told["seq"] is None) == (name in ("vit", "ast"))
+
+
+SIZES = {
+    "bert": "8 × 16 tokens",
+    "vit": "8 images of 16 × 16",
+    "whisper": "8 clips of 8 × 80 values, with 16 tokens each",
+    "speech2text": "8 clips of 40 × 8 values, with 16 tokens each",
+    "wav2vec2": "8 clips of 170 samples",
+    "ast": "8 clips of 64 × 16 values",
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_it_says_what_a_batch_is(name, capsys):
+    assert f"One training step on {SIZES[name]} keeps" in run(capsys, name, "--batch", "8", "--seq", "16")
+
+
+@pytest.mark.parametrize("name", ["whisper", "ast", "wav2vec2"])
+def test_a_real_step_on_audio_keeps_what_was_told_without_one(name, capsys, tmp_path):
+    dropout = {each: 0.0 for each in vars(CONFIGS[name]) if each.endswith(("dropout", "dropout_prob"))}
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIGS[name].to_dict(), **dropout}))
+    told, real = (record(capsys, str(tmp_path), "--device", device) for device in ("meta", "cpu"))
+    assert (told["kept"], told["linear_inputs"]) == (real["kept"], real["linear_inputs"])
+    assert told["peak"]["before"]["total"] == real["peak"]["before"]["total"]
+
+
+def test_frames_of_audio_are_those_that_layers_see(capsys):
+    first = record(capsys, "wav2vec2")["layers"][0]
+    assert (first["name"], first["rows"]) == ("wav2vec2.feature_projection.projection", 8 * 16)
 
 
 def test_another_head_can_be_asked_for(capsys):
@@ -162,6 +269,26 @@ def test_half_the_bytes_in_half_precision(capsys):
     assert half["parameter_bytes"] == whole["parameter_bytes"] / 2 == half["adamw_bytes"] / 2
 
 
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
+def test_the_dtype_is_the_one_that_the_config_states(field, capsys, tmp_path):
+    plain = {name: value for name, value in CONFIGS["llama"].to_dict().items() if name not in ("dtype", "torch_dtype")}
+    (tmp_path / "config.json").write_text(json.dumps({**plain, field: "bfloat16"}))
+    stated, asked = (record(capsys, *words) for words in ([str(tmp_path)], ["llama", "--dtype", "bfloat16"]))
+    assert (stated["dtype"], stated["dtype_from"]) == ("bfloat16", "config")
+    assert (asked["dtype"], asked["dtype_from"]) == ("bfloat16", "--dtype")
+    assert stated["kept"] == asked["kept"]
+    assert "bfloat16 (as the model's config states)" in " ".join(run(capsys, str(tmp_path), "--seq", "16").split())
+    assert record(capsys, str(tmp_path), "--dtype", "float32")["parameter_bytes"] == 2 * stated["parameter_bytes"]
+
+
+def test_without_a_stated_dtype_it_is_float32(capsys):
+    told = record(capsys, "llama")
+    assert (told["dtype"], told["dtype_from"]) == ("float32", "default")
+    assert "float32 (by default: the model's config states none)" in " ".join(
+        run(capsys, "llama", "--seq", "16").split()
+    )
+
+
 def test_a_config_of_ones_own_is_compared_with_the_best_in_as_many_bytes(capsys):
     told = record(capsys, "bert", "--kind", "hadamard", "--ratio", "0.1", "--center")
     assert SketchConfig(**told["config"]) == SketchConfig(kind="hadamard", ratio=0.1, center=True)
@@ -171,11 +298,14 @@ def test_a_config_of_ones_own_is_compared_with_the_best_in_as_many_bytes(capsys)
     assert other["linear_inputs"]["after"] == pytest.approx(told["linear_inputs"]["after"], rel=0.1)
 
 
-@pytest.mark.parametrize(("budget", "options"), [("10%", ()), ("0.1", ("--kind", "hash")), ("12345", ("--bits", "4"))])
+BUDGETS = [("10%", ()), ("0.1", ("--kind", "hash")), ("12345", ("--bits", "4")), ("12KiB", ("--bits", "4"))]
+
+
+@pytest.mark.parametrize(("budget", "options"), BUDGETS)
 def test_a_budget_is_met_and_used(budget, options, capsys):
     told = record(capsys, "gpt2", "--budget", budget, *options)
     before, after = told["linear_inputs"]["before"], told["linear_inputs"]["after"]
-    limit = int(budget) if budget.isdecimal() else before // 10
+    limit = {"12345": 12345, "12KiB": 12288}.get(budget, before // 10)
     assert 0.9 * limit <= after <= limit
 
 
@@ -190,7 +320,12 @@ MISTAKES = [
     (["bert", "--seq", "65"], "seq must be at most 64, the positions that the model has, got 65"),
     (["roberta", "--seq", "65"], "seq must be at most 64, the positions that the model has, got 65"),
     (["bert", "--head", "colour"], "head must be one of sequence-classification, causal-lm"),
-    (["bert", "--head", "seq2seq-lm"], "transformers has no bert model with the head 'seq2seq-lm'"),
+    (["bert", "--head", "seq2seq-lm"], "transformers has no bert model with the head 'seq2seq-lm': --head may be sequ"),
+    (["whisper", "--seq", "21"], "seq must be at most 20, the positions that the model has, got 21"),
+    (["whisper", "--head", "seq2seq-lm"], "with the head 'seq2seq-lm': --head may be"),
+    (["vits"], "transformers has no vits model with a head known here (sequence-classification, causal-lm"),
+    (["moonshine"], "the config of a moonshine model does not tell the shape of its audio: backsketch.profile(model"),
+    (["double"], "dtype must be one of float32, bfloat16, float16, got 'float64' from the config: give --dtype"),
     (["bert", "--dtype", "int8"], "dtype must be one of float32, bfloat16, float16, got 'int8'"),
     (["bert", "--device", "moon"], "device must be meta, cpu or cuda, got 'moon'"),
     (["bert", "--ratio", "2"], "ratio must be in (0, 1], got 2.0"),

@@ -93,14 +93,18 @@ def test_it_converts_for_the_fit_and_changes_nothing_else(tmp_path):
     assert same(weights_of(module), weights_of(loaded))
 
 
-def test_loggers_get_kept_bytes_and_noise(tmp_path):
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_loggers_get_kept_bytes_and_noise(tmp_path, by_layer):
     csv, board = CSVLogger(tmp_path), TensorBoardLogger(tmp_path)
-    fit(tmp_path, Regression(), SketchCallback(CONFIG, noise_every=1), [csv, board])
+    fit(tmp_path, Regression(), SketchCallback(CONFIG, noise_every=1, noise_by_layer=by_layer), [csv, board])
     csv.save()
     board.finalize("success")
     events = EventAccumulator(board.log_dir)
     events.Reload()
-    for name in ("kept_bytes", "noise", "noise/net.0", "noise/net.3"):
+    names = ["kept_bytes", "noise", "noise_worst", *["noise/net.0", "noise/net.3"] * by_layer]
+    tags = [tag for tag in events.Tags()["scalars"] if tag.startswith("backsketch/")]
+    assert sorted(tags) == sorted(f"backsketch/{name}" for name in names)
+    for name in names:
         shown = events.Scalars(f"backsketch/{name}")
         assert [event.step for event in shown] == [2, 4, 6]
         assert all(event.value > 0 for event in shown)

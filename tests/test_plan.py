@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from backsketch import SketchConfig, plan, saved_memory, sketch_
+from backsketch.budget import as_budget
 from backsketch.conversion import exact_type
 from backsketch.measure.norms import added_noise
 from backsketch.measure.spend import Point, lower_hull, spend
@@ -199,9 +200,35 @@ def test_a_budget_that_cannot_be_met_says_how_low_it_can_go():
         plan(nn.Sequential(nn.Tanh(), nn.Linear(8, 8)), x.clone().requires_grad_(), budget="50%")
 
 
-@pytest.mark.parametrize("budget", ["50", "0%", "101%", "half", 0, -3, 0.0, 1.5, float("nan")])
+UNITS = {
+    **{f"1.5{unit}": 1500 * 1000**power for power, unit in enumerate(("kB", "MB", "GB", "TB"))},
+    **{f"1.5{unit}": 1536 * 1024**power for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"))},
+    " 300 mib ": 300 * 2**20,
+    "500mb": 500 * 10**6,
+    "2GIB": 2**31,
+    "0.29kb": 290,
+    ".5 KB": 500,
+    "17 B": 17,
+}
+
+
+@pytest.mark.parametrize(("budget", "size"), UNITS.items())
+def test_a_budget_of_bytes_may_have_a_unit(budget, size):
+    assert as_budget(budget) == size
+    assert isinstance(as_budget(budget), int)
+
+
+def test_a_plan_takes_a_unit():
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), torch.randn(200, 8)
+    assert plan(model, x, budget="4kB", **RATIO_ALONE).budget == plan(model, x, budget=4000, **RATIO_ALONE).budget
+
+
+WRONG = ["50", "0%", "101%", "half", "MB", "0 MB", "-1 MB", "0.5 B", "1 PB", "1 M", "1.2.3 MB", 0, -3, 0.0, 1.5]
+
+
+@pytest.mark.parametrize("budget", [*WRONG, float("nan"), float("inf")])
 def test_a_wrong_budget_is_refused(budget):
-    with pytest.raises(ValueError, match="budget must be a share"):
+    with pytest.raises(ValueError, match=r"budget must be a share .* kB, MB, GB, TB, KiB, MiB, GiB, TiB or B\), got"):
         plan(nn.Linear(4, 4), torch.randn(10, 4), budget=budget)
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from backsketch import SketchConfig, peak_memory, plan, profile, saved_memory, sketch_, summary, unsketch_, valid_rows
+from backsketch.measure.live import LiveStorage, Peak
 from small import BATCH, HIDDEN, LENGTH, MIDDLE, MODELS, ROWS, gpt2, llama, mixtral, roberta, text, transformers, vit
 
 FLOAT, SEED = 4, 8
@@ -465,10 +466,38 @@ def test_the_peak_at_the_logits_is_said_to_be_there():
     assert profile(narrow, **batch).advice is None
 
 
+def lowered_by(found, share):
+    """Return the same profile with another peak after conversion."""
+    live = {LiveStorage("parameters", None, ()): round(found.peak_before.total * (1 - share))}
+    return dataclasses.replace(found, peak_after=Peak(found.peak_before.place, live))
+
+
+@pytest.mark.parametrize(("share", "lowers"), [(0.5, True), (0.02, True), (0.005, False), (0, False), (-0.1, False)])
+def test_a_sketch_that_does_not_lower_the_peak_is_said_not_to(share, lowers):
+    found = profile(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8)), torch.randn(512, 64))
+    changed = lowered_by(found, share)
+    assert changed.lowers_peak is lowers
+    assert ("this sketch does not lower the peak; what would: " in str(changed)) is not lowers
+
+
+@pytest.mark.parametrize(
+    ("rows", "features", "outputs", "first"),
+    [(4, 512, 8, "LoRA or quantised weights"), (8192, 8, 8, "gradient check"), (256, 8, 4096, "a fused loss")],
+)
+def test_what_would_lower_the_peak_is_told_by_its_largest_part(rows, features, outputs, first):
+    model = nn.Sequential(nn.Linear(features, features), nn.GELU(), nn.Linear(features, outputs))
+    labels = torch.randint(outputs, (rows,))
+    loss = lambda logits: nn.functional.cross_entropy(logits, labels)  # noqa: E731
+    found = profile(model, torch.randn(rows, features), config=SketchConfig(ratio=1.0), loss=loss)
+    assert found.remedies[0].startswith(first)
+    assert not found.lowers_peak
+    assert first in found.advice
+
+
 def test_the_input_gradient_of_the_last_layer_is_no_part_of_the_logits():
     found = profile(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 10)), torch.randn(512, 64))
     assert found.loss_bytes <= 512 * 10 * FLOAT * 2  # the logits and their gradient
-    assert found.advice is None
+    assert "logits" not in str(found.advice)
 
 
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])

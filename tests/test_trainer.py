@@ -1,6 +1,7 @@
 """The callback for transformers' Trainer: converts, logs, restores, resumes."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -90,15 +91,43 @@ def test_a_mapping_and_where_choose_the_layers(tmp_path):
 
 def test_tensorboard_shows_kept_bytes_and_noise(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "logs"))
-    trainer = train(tmp_path, SketchCallback(CONFIG, noise_every=1), report_to=["tensorboard"])
+    callback = SketchCallback(CONFIG, noise_every=1, noise_by_layer=True)
+    trainer = train(tmp_path, callback, report_to=["tensorboard"])
     events = EventAccumulator(str(tmp_path / "logs"))
     events.Reload()
     layer = "bert.encoder.layer.0.attention.self.query"
-    for name in ("kept_bytes", "noise", f"noise/{layer}"):
+    for name in ("kept_bytes", "noise", "noise_worst", f"noise/{layer}"):
         shown = [event.value for event in events.Scalars(f"train/backsketch/{name}")]
         assert shown == pytest.approx(logged(trainer, f"backsketch/{name}"))
         assert len(shown) == STEPS // 2
         assert all(value > 0 for value in shown)
+
+
+def test_a_log_has_the_noise_of_all_and_of_the_worst_layer_and_by_layer_only_on_request(tmp_path):
+    short, long = (
+        train(tmp_path / str(each), SketchCallback(CONFIG, noise_every=1, noise_by_layer=each)).state.log_history
+        for each in (False, True)
+    )
+    assert len(short) == len(long)
+    for one, other in zip(short, long, strict=True):
+        layers = {name: value for name, value in other.items() if name.startswith("backsketch/noise/")}
+        own = {name: value for name, value in one.items() if name.startswith("backsketch/")}
+        assert own == {name: other[name] for name in other if name.startswith("backsketch/") and name not in layers}
+        if own:
+            assert set(own) == {"backsketch/kept_bytes", "backsketch/noise", "backsketch/noise_worst"}
+            assert len(layers) == 14
+            assert own["backsketch/noise_worst"] == max(layers.values()) >= own["backsketch/noise"]
+
+
+def test_the_worst_layer_is_found_among_those_whose_noise_is_known():
+    session = Session(nn.Linear(2, 2), 1)
+    known = {"squared_gradient": 1.0, "energy": 1.0, "scaled_variance": 1.0}
+    session._records = [
+        {"layer": "single row", **known, "sgd_variance": math.nan, "sketch_variance": 9.0},
+        {"layer": "low", **known, "sgd_variance": 2.0, "sketch_variance": 1.0},
+        {"layer": "high", **known, "sgd_variance": 1.0, "sketch_variance": 3.0},
+    ]
+    assert session.report()["backsketch/noise_worst"] == 3.0
 
 
 def test_watching_the_noise_does_not_change_the_run(tmp_path):
@@ -328,12 +357,19 @@ def test_a_plan_takes_data_that_are_a_stream_of_known_length(tmp_path):
 def test_arguments_are_checked_before_training():
     with pytest.raises(ValueError, match="noise_every must be a positive integer or None, got 0"):
         SketchCallback(noise_every=0)
+    with pytest.raises(TypeError, match="noise_by_layer must be True or False, got 2"):
+        SketchCallback(noise_every=1, noise_by_layer=2)
+    with pytest.raises(ValueError, match="noise_by_layer=True reports what noise_every measures: give noise_every too"):
+        SketchCallback(noise_by_layer=True)
     with pytest.raises(TypeError, match="config must be a SketchConfig or a mapping"):
         SketchCallback(0.1)
     with pytest.raises(TypeError, match="where must be a function"):
         SketchCallback(where="encoder")
     with pytest.raises(ValueError, match="single SketchConfig when budget"):
         SketchCallback({"*": CONFIG}, budget="50%")
+    with pytest.raises(ValueError, match=r"budget must be a share .* got 'much'"):
+        SketchCallback(budget="much")
+    assert SketchCallback(budget="500 MB").budget == "500 MB"
 
 
 def test_the_data_are_padded_or_masks_would_not_be_tested():

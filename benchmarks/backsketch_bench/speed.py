@@ -204,5 +204,5 @@ def _layer_rows(quick: bool) -> int:
 
 
 def _encoder_size(quick: bool) -> tuple[int, int, int]:
-    """Return blocks, batch and length."""
-    return (1, 4, 16) if quick else (12, 32, 128)
+    """Return blocks, batch and length; with fewer tokens the peak would be weights and their gradients alone."""
+    return (1, 16, 64) if quick else (12, 32, 128)

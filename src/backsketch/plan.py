@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from numbers import Integral, Real
 from typing import Any
 
 from torch import nn
 
 from .attention_mask import follow_attention_mask
+from .budget import as_budget
 from .config import STORED_BITS, SketchConfig, check_config
 from .conversion import Where, chosen_configs, decisions_for, unsketch_
 from .left_exact import narrow_reason
@@ -47,7 +46,8 @@ def plan(
         model: in train() or eval(); a model in eval() is measured in train().
         *args, **kwargs: one batch, passed to the model.
         budget: what the inputs of linear layers may keep for backward: a share of what they keep today ("50%" or 0.5),
-            or bytes (an int). Inputs that someone else holds anyway are no part of it, on either side.
+            or bytes (an int, or "500 MB", "2GiB"). Inputs that someone else holds anyway are no part of it, on either
+            side.
         config: the kind of sketch, and whether it keeps the mean; its ratio is planned. By default
             ``rows``.
         bits: how rows may be stored, as in ``SketchConfig.bits``. By default what ``config`` says if it
@@ -124,22 +124,3 @@ def check_bits(bits: Collection[int | None] | None, config: SketchConfig) -> Col
     if config.kind != "rows" and set(bits) != {None}:
         raise ValueError(f"bits must be (None,) for every kind but rows, got {bits!r} for {config.kind!r}")
     return bits
-
-
-def as_budget(budget: object) -> int | float:
-    """Return bytes as an int, a share as a float."""
-    wrong = f'budget must be a share in (0, 1] ("50%" or 0.5) or a positive number of bytes, got {budget!r}'
-    if isinstance(budget, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*%\s*", budget)
-        share = float(match[1]) / 100 if match else 0.0
-    elif isinstance(budget, bool) or not isinstance(budget, Real):
-        raise TypeError(wrong)
-    elif isinstance(budget, Integral):
-        if int(budget) < 1:
-            raise ValueError(wrong)
-        return int(budget)
-    else:
-        share = float(budget)
-    if not 0 < share <= 1:
-        raise ValueError(wrong)
-    return share

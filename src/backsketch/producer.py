@@ -6,7 +6,7 @@ keep the very same memory, and its gradient is exact.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -39,7 +39,7 @@ def _producer(x: Tensor) -> Any:
 
 def _saved_tensors(node: Any) -> Iterator[Tensor]:
     """Yield what a node holds as it is. What a hook packed is not touched: unpacking may compute or copy."""
-    kind: Hashable = type(node)
+    kind: Any = type(node)
     for name in _saved_names(kind):
         try:
             saved = getattr(node, name)
@@ -53,5 +53,5 @@ def _saved_tensors(node: Any) -> Iterator[Tensor]:
 
 
 @lru_cache(maxsize=1024)
-def _saved_names(kind: Hashable) -> tuple[str, ...]:
+def _saved_names(kind: type) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith(_SAVED))

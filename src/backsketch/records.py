@@ -79,13 +79,18 @@ def add_up(records: Sequence[Record]) -> dict[str, float]:
     return {name: sum(float(record[name]) for record in known) for name in QUANTITIES}
 
 
-def table(records: Sequence[Record]) -> str:
-    """Lay out one line a layer: variances averaged over steps, ratios of the totals."""
+def by_layer(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Return layer -> its records, in the order in which layers come up."""
     layers: dict[str, list[Record]] = {}
     for record in records:
         layers.setdefault(str(record["layer"]), []).append(record)
+    return layers
+
+
+def table(records: Sequence[Record]) -> str:
+    """Lay out one line a layer: variances averaged over steps, ratios of the totals."""
     titles = ("layer", "steps", "calls", "alignment", "D² SGD", "D² sketch", "ratio")
-    rows = tuple(_line(layer, own) for layer, own in layers.items())
+    rows = tuple(_line(layer, own) for layer, own in by_layer(records).items())
     return str(Table(titles, rows, numeric=frozenset(range(1, len(titles)))))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from .config import SketchConfig
 from .measure.ledger import Chosen, Ledger
 from .measure.live import ACTIVATIONS, TRANSIENTS, Peak, Place
+from .remedies import remedies
 from .table import Table, change, readable, short, starred
 
 _NAMED = 3  # of those who hold what no sketch reaches: the largest
@@ -114,8 +115,20 @@ class Profile:
         return place.module in (None, "") or by_last
 
     @property
+    def lowers_peak(self) -> bool:
+        """Tell whether the peak falls by a hundredth or more: less is not worth the noise."""
+        return self.peak_after.total <= 0.99 * self.peak_before.total
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """Name what else would lower the peak, what it could free most of first."""
+        return remedies(self.peak_before, self.loss_bytes)
+
+    @property
     def advice(self) -> str | None:
-        """Return what would lower the peak more than sketching does, if anything would."""
+        """Say that sketching does not lower the peak, or what would lower it more, if anything would."""
+        if not self.lowers_peak:
+            return "this sketch does not lower the peak; what would: " + "; ".join(self.remedies)
         share = self.loss_bytes / max(self.peak_before.total, 1)
         if share >= 0.1 and self.loss_bytes > self.peak_before.total - self.peak_after.total:
             return (

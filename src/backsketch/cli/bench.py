@@ -32,7 +32,7 @@ def bench(
 
     Example: backsketch bench --part layers
 
-    It takes about 25 minutes on two cores, one minute with --quick.
+    It takes about 25 minutes on two cores, a few minutes with --quick.
     speed.json, speed.png and a dated report go to --out. The same command
     continues a run that was stopped: a part in the record is not measured again.
     """

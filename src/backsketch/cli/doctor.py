@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -22,17 +22,25 @@ def doctor(
 
     Example: backsketch doctor
 
-    It takes seconds. The exit code is 0 if the self-test passes on every device
-    and 1 if it does not.
+    It takes about five seconds, most of them to load torch, and each test is
+    shown when it is done. The exit code is 0 if the self-test passes on every
+    device and 1 if it does not.
     """
     probe = Bf16Probe()  # runs beside the self-test
     found_devices, found_extras = devices(), extras()
-    findings = list(self_test(list(found_devices)))
+    tests = self_test(list(found_devices))
+    if as_json:
+        findings = list(tests)
+    else:
+        _show_surroundings(found_devices, found_extras)
+        findings = list(_shown(tests))
     healthy, bf16 = all(finding.ok for finding in findings), probe.result()
     if as_json:
         print(json.dumps(_record(healthy, found_devices, found_extras, bf16, findings), indent=1))
     else:
-        _show(healthy, found_devices, found_extras, bf16, findings)
+        print()
+        _line("bf16 on CPU", _bf16_text(bf16))
+        print("\nhealthy" if healthy else "\nnot healthy: sketched layers do not train right here")
     return 0 if healthy else 1
 
 
@@ -53,13 +61,7 @@ def _record(
     }
 
 
-def _show(
-    healthy: bool,
-    found_devices: Mapping[str, str],
-    found_extras: Sequence[Extra],
-    bf16: Mapping[str, Any],
-    findings: Sequence[Finding],
-) -> None:
+def _show_surroundings(found_devices: Mapping[str, str], found_extras: Sequence[Extra]) -> None:
     for name, version in versions().items():
         _line(name, version)
     for device, text in found_devices.items():
@@ -70,17 +72,17 @@ def _show(
         if extra.missing:
             _line("", f"missing {', '.join(extra.missing)}:")
             _line("", f"{extra.install}")
-    _line("bf16 on CPU", _bf16_text(bf16))
+
+
+def _shown(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Print each finding when it is there, and yield it."""
     print("\nself-test: output, ∂X and ∂b are those of nn.Linear; the mean of many ∂W,")
-    print(f"projected onto the true one, is 1 to within {ALLOWED:g} standard errors")
+    print(f"projected onto the true one, is 1 to within {ALLOWED:g} standard errors", flush=True)
     for finding in findings:
         wrong = f", wrong: {', '.join(finding.wrong)}" if finding.wrong else ""
         text = f"{finding.mean:.3f} ± {finding.standard_error:.3f}{wrong}"
-        print(f"  {'ok  ' if finding.ok else 'FAIL'}  {finding.device:7} {finding.config:20} {text}")
-    if healthy:
-        print("\nhealthy")
-    else:
-        print("\nnot healthy: sketched layers do not train right here")
+        print(f"  {'ok  ' if finding.ok else 'FAIL'}  {finding.device:7} {finding.config:20} {text}", flush=True)
+        yield finding
 
 
 def _bf16_text(bf16: Mapping[str, Any]) -> str:

@@ -36,7 +36,7 @@ def finetune(
     block: Block = None,
     center: Center = False,
     budget: Annotated[
-        str | None, Option(help="Plan each layer for this share (20%) or bytes.", rich_help_panel=SKETCH)
+        str | None, Option(help="Plan each layer for this share (20%) or bytes (500MB).", rich_help_panel=SKETCH)
     ] = None,
     exclude: Annotated[
         list[str] | None,
@@ -135,7 +135,7 @@ def finetune(
             save_model=save_model,
         )
     folder = Path("runs") / settings.slug() if out is None else out
-    need("transformers", "transformers", "accelerate", "sklearn", "scipy")
+    need("transformers", "transformers", "accelerate", "filelock", "numpy", "sklearn", "scipy")
     from ..glue.finetune import Interrupted, prepare
 
     with users_mistakes():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers.models.auto import modeling_auto
+
+from .audio import audio_shape, takes_length
 
 HEADS = {
     "sequence-classification": "AutoModelForSequenceClassification",
@@ -16,13 +18,18 @@ HEADS = {
     "masked-lm": "AutoModelForMaskedLM",
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
     "image-classification": "AutoModelForImageClassification",
+    "speech-seq2seq": "AutoModelForSpeechSeq2Seq",
+    "audio-classification": "AutoModelForAudioClassification",
 }
+
 _ENDINGS = {
-    "ForCausalLM": "causal-lm",
-    "LMHeadModel": "causal-lm",
-    "ForConditionalGeneration": "seq2seq-lm",
-    "ForImageClassification": "image-classification",
+    "ForCausalLM": ("causal-lm",),
+    "LMHeadModel": ("causal-lm",),
+    "ForConditionalGeneration": ("seq2seq-lm", "speech-seq2seq"),
+    "ForImageClassification": ("image-classification",),
+    "ForAudioClassification": ("audio-classification",),
 }
+_DECODERS, _ENCODERS = ("seq2seq-lm", "speech-seq2seq"), ("causal-lm", "image-classification", "audio-classification")
 
 
 def load_config(name: str) -> Any:
@@ -40,19 +47,32 @@ def load_config(name: str) -> Any:
 
 def find_head(config: Any) -> str:
     """Return the head to train with: what its authors did for decoders, a classifier for encoders."""
-    architecture = (config.architectures or [""])[0]
-    for ending, head in _ENDINGS.items():
-        if architecture.endswith(ending):
-            return head
+    architecture, fitting = (config.architectures or [""])[0], fitting_heads(config)
+    wanted = [head for ending, heads in _ENDINGS.items() if architecture.endswith(ending) for head in heads]
     if config.is_encoder_decoder:
-        return "seq2seq-lm"
-    if config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        return "sequence-classification"
-    if config.model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return "causal-lm"
-    if config.model_type in modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
-        return "image-classification"
-    raise ValueError(f"the config does not tell what a {config.model_type} model is trained for: give --head")
+        wanted += _DECODERS
+    if "masked-lm" in fitting:
+        wanted.append("sequence-classification")
+    for head in (*wanted, *_ENCODERS):
+        if head in fitting:
+            return head
+    if fitting:
+        raise ValueError(f"the config does not tell what the model is trained for: give --head {' or '.join(fitting)}")
+    raise ValueError(
+        f"transformers has no {config.model_type} model with a head known here ({', '.join(HEADS)}): "
+        "backsketch.profile(model, **batch) takes any model"
+    )
+
+
+def fitting_heads(config: Any) -> list[str]:
+    """Return the heads with which transformers has a model of this config."""
+    return [head for head, kind in HEADS.items() if type(config) in getattr(transformers, kind)._model_mapping]
+
+
+def stated_dtype(config: Any) -> str | None:
+    """Return the name of the dtype that the config states, if it does."""
+    stated = config.dtype if hasattr(config, "dtype") else getattr(config, "torch_dtype", None)
+    return None if stated is None else str(stated).removeprefix("torch.")
 
 
 def build(config: Any, head: str, *, device: str, dtype: torch.dtype) -> nn.Module:
@@ -66,30 +86,59 @@ def build(config: Any, head: str, *, device: str, dtype: torch.dtype) -> nn.Modu
             config.pad_token_id = 0  # a decoder needs one to find the last token
     if head == "seq2seq-lm" and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = 0
-    kind = getattr(transformers, HEADS[head])
-    if type(config) not in kind._model_mapping:
-        raise ValueError(f"transformers has no {config.model_type} model with the head {head!r}: give another --head")
+    for name in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
+        if hasattr(config, name):
+            setattr(config, name, 0.0)  # else the figures would depend on which layers a step happens to skip
+    if hasattr(config, "apply_spec_augment"):
+        config.apply_spec_augment = False  # it writes to places that it draws, which has no shape on meta
+    if head not in (fitting := fitting_heads(config)):
+        raise ValueError(
+            f"transformers has no {config.model_type} model with the head {head!r}: --head may be "
+            f"{', '.join(fitting) or 'none of those known here'}"
+        )
     with torch.device(device):
-        model: nn.Module = kind.from_config(config)
-    return model.to(dtype).train()
+        model: nn.Module = getattr(transformers, HEADS[head]).from_config(config)
+    return model.to(device, dtype).train()  # some make a parameter on the CPU wherever they are
+
+
+def takes_seq(config: Any, head: str) -> bool:
+    """Tell whether the length of an example is to choose, in tokens or frames; images and some clips have their own."""
+    return head != "image-classification" and (head != "audio-classification" or takes_length(config))
 
 
 def make_batch(model: nn.Module, head: str, *, batch: int, seq: int, device: str) -> dict[str, Tensor]:
-    """Return a batch of random tokens, or images, with labels."""
+    """Return a batch of random tokens, images or audio, with labels."""
     config: Any = model.config
+    dtype = next(model.parameters()).dtype
     with torch.device(device):
         classes = torch.zeros(batch) if getattr(config, "num_labels", 2) == 1 else torch.zeros(batch, dtype=torch.long)
         if head == "image-classification":
             size = (batch, config.num_channels, config.image_size, config.image_size)
-            return {"pixel_values": torch.randn(size, dtype=next(model.parameters()).dtype), "labels": classes}
+            return {"pixel_values": torch.randn(size, dtype=dtype), "labels": classes}
+        if head in ("speech-seq2seq", "audio-classification"):
+            name, shape = audio_shape(config, batch=batch, frames=seq)
+            tokens = torch.randint(config.vocab_size, (batch, seq)) if head == "speech-seq2seq" else classes
+            return {name: torch.randn(shape, dtype=dtype), "labels": tokens}
         ids = torch.randint(config.vocab_size, (batch, seq))
     return {"input_ids": ids, "labels": classes if head == "sequence-classification" else ids}
 
 
+def batch_in_words(inputs: Mapping[str, Tensor]) -> str:
+    """Say how much a batch is: "32 × 128 tokens"."""
+    name, (count, *size) = next((name, tensor.shape) for name, tensor in inputs.items() if name != "labels")
+    if name == "input_ids":
+        return f"{count} × {size[0]} tokens"
+    if name == "pixel_values":
+        return f"{count} images of {' × '.join(map(str, size[1:]))}"
+    tokens = f", with {inputs['labels'].shape[1]} tokens each" if inputs["labels"].dim() == 2 else ""
+    unit = "samples" if len(size) == 1 else "values"
+    return f"{count} clips of {' × '.join(map(str, size))} {unit}{tokens}"
+
+
 def positions(model: nn.Module) -> int | None:
     """Return how many tokens the model has positions for, or None if it has no limit."""
-    limit = getattr(model.config, "max_position_embeddings", None)
-    limits = [limit] if isinstance(limit, int) and limit > 0 else []
+    told = [getattr(model.config, name, None) for name in ("max_position_embeddings", "max_target_positions")]
+    limits = [limit for limit in told if isinstance(limit, int) and limit > 0]
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             unused = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa counts from there

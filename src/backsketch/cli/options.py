@@ -54,7 +54,7 @@ def check_budget(budget: str | None, given: dict[str, Any]) -> None:
 
 
 def parse_budget(text: str | None) -> str | float | int | None:
-    """Return a number of bytes or a share as a number, and a percentage as it is."""
+    """Return a number of bytes or a share as a number, and what has a unit or a % as it is."""
     if text is None:
         return None
     for number in (int, float):

@@ -11,8 +11,9 @@ from rich.console import Console
 from torch import nn
 from typer import Argument, Option
 
+from ..budget import as_budget
 from ..config import SketchConfig
-from ..plan import RATIOS, as_budget
+from ..plan import RATIOS
 from ..profile import profile as profile_step
 from ..report import Profile
 from .options import SKETCH, AsJson, Bits, Block, Center, Dim, Kind, Ratio, check_budget, given_fields, parse_budget
@@ -26,15 +27,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def profile(
     model: Annotated[str, Argument(help="A name on the hub, a directory, or a config.json. No weights are read.")],
     batch: Annotated[int, Option(help="Examples in a batch.")] = 32,
-    seq: Annotated[int, Option(help="Tokens in an example.")] = 128,
+    seq: Annotated[int, Option(help="Tokens in an example, or frames of audio.")] = 128,
     head: Annotated[
         str | None,
         Option(
-            help="sequence-classification, causal-lm, masked-lm, seq2seq-lm or image-classification. By default what "
-            "the config is made for; encoders classify."
+            help="sequence-classification, causal-lm, masked-lm, seq2seq-lm, image-classification, speech-seq2seq or "
+            "audio-classification. By default what the config is made for; encoders classify."
         ),
     ] = None,
-    dtype: Annotated[str, Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[
+        str | None, Option(help="float32, bfloat16 or float16. By default what the config states, else float32.")
+    ] = None,
     device: Annotated[
         str, Option(help="cpu or cuda to measure a real step there. On meta nothing is run or allocated.")
     ] = "meta",
@@ -46,7 +49,10 @@ def profile(
     center: Center = False,
     budget: Annotated[
         str | None,
-        Option(help="Find the ratio with which linear inputs keep this share (20%) or bytes.", rich_help_panel=SKETCH),
+        Option(
+            help="Find the ratio with which linear inputs keep this share (20%) or bytes (500MB, 2GiB).",
+            rich_help_panel=SKETCH,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -62,7 +68,7 @@ def profile(
     for name, value in (("batch", batch), ("seq", seq)):
         if value < 1:
             raise Problem(f"{name} must be a positive integer, got {value}")
-    if dtype not in DTYPES:
+    if dtype is not None and dtype not in DTYPES:
         raise Problem(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     check_budget(budget, given)
     with users_mistakes():
@@ -70,16 +76,21 @@ def profile(
         limit = None if budget is None else as_budget(parse_budget(budget))
         _check_device(device)
     need("transformers", "transformers")
-    from .models import build, find_head, load_config, make_batch, positions
+    from .models import batch_in_words, build, find_head, load_config, make_batch, positions, stated_dtype, takes_seq
 
     with users_mistakes():
         description = load_config(model)
         chosen_head = find_head(description) if head is None else head
-        network = build(description, chosen_head, device=device, dtype=DTYPES[dtype])
-        most = None if chosen_head == "image-classification" else positions(network)
+        stated = stated_dtype(description) if dtype is None else None
+        used = dtype or stated or "float32"
+        if used not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {used!r} from the config: give --dtype")
+        network = build(description, chosen_head, device=device, dtype=DTYPES[used])
+        has_seq = takes_seq(description, chosen_head)
+        most = positions(network) if has_seq else None
         if most is not None and seq > most:
             raise ValueError(f"seq must be at most {most}, the positions that the model has, got {seq}")
-    inputs = make_batch(network, chosen_head, batch=batch, seq=seq, device=device)
+        inputs = make_batch(network, chosen_head, batch=batch, seq=seq, device=device)
 
     def measure(one: SketchConfig) -> Profile:
         with Console(stderr=True).status(f"following a step under {one}"):
@@ -89,8 +100,8 @@ def profile(
         with users_mistakes():
             config = _within(limit, measure(config), given)
     profiles = {config: measure(config)}
-    best = _best(profiles[config]) if given else config
-    for other in [best] if given else [] if budget else map(SketchConfig.recommended, KEEPS):
+    preferred = _best(profiles[config]) if given else config
+    for other in [preferred] if given else [] if budget else map(SketchConfig.recommended, KEEPS):
         if other not in profiles:
             profiles[other] = measure(other)
     about = {
@@ -99,11 +110,13 @@ def profile(
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "parameter_bytes": sum(parameter.nbytes for parameter in network.parameters()),
         "batch": batch,
-        "seq": None if chosen_head == "image-classification" else seq,
-        "dtype": dtype,
+        "seq": seq if has_seq else None,
+        "examples": batch_in_words(inputs),
+        "dtype": used,
+        "dtype_from": "--dtype" if dtype else "config" if stated else "default",
         "device": device,
     }
-    truth = Truth(about, profiles, best)
+    truth = Truth(about, profiles, preferred)
     if as_json:
         print(json.dumps(truth.record(), indent=1))
     else:

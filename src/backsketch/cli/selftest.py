@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -55,10 +56,21 @@ def self_test(devices: list[str]) -> Iterator[Finding]:
     """Yield a finding for every device and config; random numbers are fixed, and put back afterwards."""
     for device in devices:
         for config in configs():
-            with torch.random.fork_rng(devices=[]):
+            with _one_thread(), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 found = _try(config, device)
             yield found
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch use one thread: with tensors so small, several mostly wait for each other, long on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _try(config: SketchConfig, device: str) -> Finding:

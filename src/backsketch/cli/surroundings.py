@@ -86,7 +86,10 @@ class Bf16Probe:
     def _start(changes: Mapping[str, str]) -> subprocess.Popen[bytes]:
         quiet = subprocess.DEVNULL
         return subprocess.Popen(
-            [sys.executable, "-c", _PROBE], env={**os.environ, **changes}, stdout=quiet, stderr=quiet
+            [sys.executable, "-c", _PROBE],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **changes},
+            stdout=quiet,
+            stderr=quiet,
         )
 
 

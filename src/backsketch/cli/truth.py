@@ -21,14 +21,15 @@ class Truth:
     """A model under several configs.
 
     Attributes:
-        about: the model's name, architecture and number of parameters; batch, seq, dtype and device of the step.
+        about: the model's name, architecture and number of parameters; batch, seq, dtype and device of the step, the
+            batch also in words, and who chose the dtype: ``--dtype``, the model's ``config`` or the ``default``.
         profiles: the config that was asked for, then those to compare it with.
-        best: the one of them that is recommended.
+        preferred: the one of them that is recommended if it lowers the peak.
     """
 
     about: Mapping[str, Any]
     profiles: Mapping[SketchConfig, Profile]
-    best: SketchConfig
+    preferred: SketchConfig
 
     @property
     def config(self) -> SketchConfig:
@@ -38,12 +39,17 @@ class Truth:
     def found(self) -> Profile:
         return self.profiles[self.config]
 
+    @property
+    def best(self) -> SketchConfig | None:
+        """Return the preferred config if it lowers the peak, else the first that does, else None."""
+        return next((each for each in (self.preferred, *self.profiles) if self.profiles[each].lowers_peak), None)
+
     def show(self) -> None:
         """Print it."""
         about, found = self.about, self.found
-        size = f"{about['batch']} images" if about["seq"] is None else f"{about['batch']} × {about['seq']} tokens"
-        _print(f"{about['model']}: {about['architecture']}, {_count(about['parameters'])} parameters, {about['dtype']}")
-        _print(f"One training step on {size} keeps {readable(found.kept_before)} for backward.\n")
+        dtype = f"{about['dtype']} ({_DTYPE_FROM[about['dtype_from']]})"
+        _print(f"{about['model']}: {about['architecture']}, {_count(about['parameters'])} parameters, {dtype}")
+        _print(f"One training step on {about['examples']} keeps {readable(found.kept_before)} for backward.\n")
         self.layer_table().show()
         print()
         self.choice_table().show()
@@ -82,15 +88,20 @@ class Truth:
         return Table(("", "linear inputs", "kept for backward", "peak"), tuple(rows), numeric=frozenset({1, 2, 3}))
 
     def notes(self) -> Iterator[str]:
-        """Yield what the peak is, what would lower it more, and the recommended config with its price."""
+        """Yield what the peak is, and the recommended config with its price, or what would lower the peak instead."""
         peak = self.found.peak_before
         parts = ", ".join(f"{name} {readable(size)}" for name, size in peak.parts.items() if size)
         yield f"The exact peak is in {short(str(peak.place)).rpartition(' (')[0]}: {parts}."
-        yield f"It is that of forward and backward; AdamW's states come on top: {readable(self._adamw_bytes)}."
-        if self.found.advice:
+        states = readable(self._adamw_bytes)
+        yield f"It is that of forward and backward; AdamW's states come on top: {states}, less with an 8-bit AdamW."
+        if self.best is None:
+            yield f"\nRecommended: no sketch. {self._none_lowers()}"
+            yield from (f"- {remedy}" for remedy in self.found.remedies)
+            return
+        if self.found.lowers_peak and self.found.advice:
             yield f"The peak is {self.found.advice}."
         yield "\nRecommended:\n  import backsketch as bs"
-        yield from self._call()
+        yield from self._call(self.best)
         if (price := noise(self.best)) is not None:
             yield price
 
@@ -104,12 +115,17 @@ class Truth:
             "advice": self.found.advice,
             "layers": self.found.to_records(),
             "others": others,
-            "recommended": asdict(self.best),
+            "recommended": None if self.best is None else asdict(self.best),
         }
 
-    def _call(self) -> Iterator[str]:
+    def _none_lowers(self) -> str:
+        found = "None of these configs lowers" if len(self.profiles) > 1 else "This config does not lower"
+        peak = readable(self.found.peak_before.total)
+        return f"{found} the peak of the step by 1% or more. What would, of its {peak}:"
+
+    def _call(self, best: SketchConfig) -> Iterator[str]:
         """Yield the lines of Python that convert a model with the recommended config, where that pays."""
-        globs, config = exclusions(self.profiles[self.best]), f"bs.{code(self.best)}"
+        globs, config = exclusions(self.profiles[best]), f"bs.{code(best)}"
         if globs is None:
             yield f"  config = {config}"
             yield "  bs.sketch_(model, config, profile=bs.profile(model, **batch, config=config))"
@@ -125,6 +141,13 @@ class Truth:
     def _adamw_bytes(self) -> int:
         size: int = 2 * self.about["parameter_bytes"]
         return size
+
+
+_DTYPE_FROM = {
+    "--dtype": "as --dtype says",
+    "config": "as the model's config states",
+    "default": "by default: the model's config states none",
+}
 
 
 def linear_inputs(found: Profile) -> tuple[int, int]:

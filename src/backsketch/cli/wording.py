@@ -24,13 +24,22 @@ def code(config: SketchConfig) -> str:
 
 
 def noise(config: SketchConfig) -> str | None:
-    """Say what leaving rows out costs, where that does not depend on the data: D² / D²_SGD = 1/ρ - 1 for rows."""
+    """Say what the noise will be, and how that is known: D² / D²_SGD = 1/ρ - 1 by leaving rows out, for any data."""
     if config.kind != "rows" or config.ratio is None or config.center:
         return None
-    sources = [f"{1 / config.ratio - 1:.2g} by leaving rows out"] if config.ratio < 1 else []
+    if config.ratio == 1 and config.bits is None:
+        return "It adds no noise to weight gradients."
+    sources = []
+    if config.ratio < 1:
+        law = "1/ratio - 1, the same for every model and data; less with padding"
+        sources.append(f"{1 / config.ratio - 1:.2g} by leaving rows out ({law})")
     if config.bits is not None:
-        sources.append(f"about {_ROUNDING[config.bits] / config.ratio:.1g} by rounding to {config.bits} bits")
-    return f"The noise that it adds to weight gradients, in units of the batch's own: {', '.join(sources) or 'none'}."
+        size = f"{_ROUNDING[config.bits] / config.ratio:.1g}"
+        sources.append(f"about {size} by rounding to {config.bits} bits (a rule of thumb, measured on one encoder)")
+    return (
+        "The noise it adds to weight gradients, in units of the batch's own, computed from the config and not measured "
+        f"on this model: {'; '.join(sources)}. NoiseMonitor measures it in training."
+    )
 
 
 _ROUNDING = {8: 0.0002, 4: 0.055, 2: 1.1}  # with all rows, mean over the layers in benchmarks/reports/frontier.json

@@ -136,7 +136,11 @@ class _Run:
         if settings.config is not None:
             where = lambda name, module: not settings.excluded(name)  # noqa: E731
             sketch = SketchCallback(
-                settings.config, budget=settings.budget, noise_every=noise_every or None, where=where
+                settings.config,
+                budget=settings.budget,
+                noise_every=noise_every or None,
+                noise_by_layer=noise_every > 0,  # the record has the mean of every layer
+                where=where,
             )
         noise_log = NoiseLog(self.out / NOISE, settings.noise_layers, noise_every) if settings.noise_layers else None
         sketching = [each for each in (sketch, noise_log) if each is not None]  # conversion first

@@ -12,8 +12,9 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from ..budget import as_budget
 from ..config import SketchConfig
-from ..plan import as_budget, check_bits
+from ..plan import check_bits
 from .identity import data_digest, model_digest
 from .recipe import Recipe, recipe_for
 from .tasks import Task, find_task

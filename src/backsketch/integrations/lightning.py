@@ -17,20 +17,27 @@ class SketchCallback(Callback):  # type: ignore[misc]
     The module is converted in place when a fit is set up and is what it was when it is torn down; checkpoints are those
     of an unconverted module. Each ``log_every_n_steps`` steps, all loggers get ``backsketch/kept_bytes``, the most that
     autograd held for backward in a step, and with ``noise_every`` the variance that the sketches add, as a multiple of
-    the gradient's own: ``backsketch/noise`` and ``backsketch/noise/<layer>``.
+    the gradient's own: ``backsketch/noise`` of the whole model, ``backsketch/noise_worst`` of the layer with most.
 
     Args:
         config: as ``sketch_`` takes it; to spend a budget, what ``plan`` returns.
         noise_every: monitor the noise of each ``noise_every``-th step. Compiled layers are not seen.
+        noise_by_layer: log the noise of every layer too, as ``backsketch/noise/<layer>``: as many entries as layers.
         where: as ``sketch_`` takes it.
     """
 
     def __init__(
-        self, config: Configs | None = None, *, noise_every: int | None = None, where: Where | None = None
+        self,
+        config: Configs | None = None,
+        *,
+        noise_every: int | None = None,
+        noise_by_layer: bool = False,
+        where: Where | None = None,
     ) -> None:
-        check_arguments(config, noise_every, where)
+        check_arguments(config, noise_every, where, noise_by_layer)
         self.config = config
         self.noise_every = noise_every
+        self.noise_by_layer = noise_by_layer
         self.where = where
         self._session: Session | None = None
         self._measuring = ExitStack()
@@ -40,7 +47,7 @@ class SketchCallback(Callback):  # type: ignore[misc]
         """Convert the module, before any strategy wraps or shards it."""
         if stage == "fit":
             self._end()
-            self._session = Session(pl_module, self.noise_every)
+            self._session = Session(pl_module, self.noise_every, noise_by_layer=self.noise_by_layer)
             self._session.begin(self.config, self.where)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -14,7 +15,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ..config import SketchConfig
 from ..conversion import Configs, Where, check_choice, present_configs, sketch_, unsketch_
 from ..monitor import NoiseMonitor
-from ..records import Record, add_up, ratios
+from ..records import Record, add_up, by_layer, ratios
 from .peak import PeakKept
 
 
@@ -25,15 +26,17 @@ class Session:
 
     Args:
         noise_every: monitor the noise of each ``noise_every``-th step; None never does.
+        noise_by_layer: report the noise of every layer too, not only of all and of the worst.
     """
 
-    def __init__(self, model: nn.Module, noise_every: int | None) -> None:
+    def __init__(self, model: nn.Module, noise_every: int | None, *, noise_by_layer: bool = False) -> None:
         self.model = unwrapped(model)
         if (left := _running.pop(self.model, None)) is not None:  # an earlier run broke off
             _give_back(self.model, *left)
         self._before = present_configs(self.model)
         self._records: list[Record] = []
         self._noise_every = noise_every
+        self._noise_by_layer = noise_by_layer
         self._monitor: NoiseMonitor | None = None
         self._measures = False
         self._kept: int | None = None
@@ -65,9 +68,11 @@ class Session:
         """Return what was measured since the last report, under the names it is logged with."""
         report: dict[str, float] = {} if self._kept is None else {"backsketch/kept_bytes": float(self._kept)}
         if self._records:
+            layers = {layer: _ratio(records) for layer, records in by_layer(self._records).items()}
             report["backsketch/noise"] = _ratio(self._records)
-            for layer in dict.fromkeys(str(record["layer"]) for record in self._records):
-                report[f"backsketch/noise/{layer}"] = _ratio([r for r in self._records if r["layer"] == layer])
+            report["backsketch/noise_worst"] = max(layers.values(), key=_or_least)
+            if self._noise_by_layer:
+                report.update({f"backsketch/noise/{layer}": value for layer, value in layers.items()})
         self._records.clear()
         if self._monitor is not None:
             self._monitor.forget()
@@ -106,12 +111,21 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def check_arguments(configs: object, noise_every: object, where: object) -> None:
+def check_arguments(configs: object, noise_every: object, where: object, noise_by_layer: object = False) -> None:
     """Raise TypeError or ValueError for what a callback cannot take, before any training."""
     check_choice(configs, where)
     is_count = isinstance(noise_every, int) and not isinstance(noise_every, bool) and noise_every > 0
     if noise_every is not None and not is_count:
         raise ValueError(f"noise_every must be a positive integer or None, got {noise_every!r}")
+    if not isinstance(noise_by_layer, bool):
+        raise TypeError(f"noise_by_layer must be True or False, got {noise_by_layer!r}")
+    if noise_by_layer and noise_every is None:
+        raise ValueError("noise_by_layer=True reports what noise_every measures: give noise_every too, got None")
+
+
+def _or_least(value: float) -> float:
+    """Order a layer whose noise is not known, as of a batch of one row, below all others."""
+    return -math.inf if math.isnan(value) else value
 
 
 def _ratio(records: list[Record]) -> float:

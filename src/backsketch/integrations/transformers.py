@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
 
+from ..budget import as_budget
 from ..config import SketchConfig
 from ..conversion import Configs, Where
 from ..plan import plan
@@ -33,13 +34,15 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
     The model is converted in place when training begins and is what it was when training ends; checkpoints are those of
     an unconverted model. Every log of the Trainer also has, for all its loggers, ``backsketch/kept_bytes``, the most
     that autograd held for backward in a step, and with ``noise_every`` the variance that the sketches add, as a
-    multiple of the gradient's own: ``backsketch/noise`` and ``backsketch/noise/<layer>``.
+    multiple of the gradient's own: ``backsketch/noise`` of the whole model, ``backsketch/noise_worst`` of the layer
+    with most.
 
     Args:
         config: as ``sketch_`` takes it.
         budget: as ``plan`` takes it; the layers' configs are then planned on the first batch of the training data,
             saved with every checkpoint, and taken from there when training resumes. With ``config``, that one's kind.
         noise_every: monitor the noise of each ``noise_every``-th step. Compiled layers cannot be monitored.
+        noise_by_layer: log the noise of every layer too, as ``backsketch/noise/<layer>``: as many entries as layers.
         where: as ``sketch_`` takes it.
     """
 
@@ -49,14 +52,18 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         *,
         budget: str | float | int | None = None,
         noise_every: int | None = None,
+        noise_by_layer: bool = False,
         where: Where | None = None,
     ) -> None:
         if budget is not None and not (config is None or isinstance(config, SketchConfig)):
             raise ValueError("config must be a single SketchConfig when budget plans the others")
-        check_arguments(config, noise_every, where)
+        check_arguments(config, noise_every, where, noise_by_layer)
+        if budget is not None:
+            as_budget(budget)
         self.config = config
         self.budget = budget
         self.noise_every = noise_every
+        self.noise_by_layer = noise_by_layer
         self.where = where
         self.planned: dict[str, dict[str, Any] | None] | None = None
         self._session: Session | None = None
@@ -75,7 +82,7 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             resumed = state.stateful_callbacks.get(_PLAN) if state.global_step else None
             self.planned = resumed or self._plan(model, kwargs["train_dataloader"], args)
             state.stateful_callbacks[_PLAN] = self.planned  # which every checkpoint keeps
-        self._session = Session(model, self.noise_every)
+        self._session = Session(model, self.noise_every, noise_by_layer=self.noise_by_layer)
         self._session.begin(self._configs(), self.where, state.global_step)
         if (trainer := _sender(Trainer)) is not None:
             self._guard(trainer)

@@ -1,0 +1,40 @@
+"""A budget: a share of the bytes that linear inputs keep today, or a number of bytes."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from numbers import Integral, Real
+
+DECIMAL = {unit: 1000**power for power, unit in enumerate(("kB", "MB", "GB", "TB"), 1)}
+BINARY = {unit: 1024**power for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"), 1)}
+
+_BYTES = {unit.lower(): size for unit, size in {"B": 1, **DECIMAL, **BINARY}.items()}
+
+
+def as_budget(budget: object) -> int | float:
+    """Return bytes as an int, a share as a float."""
+    wrong = (
+        'budget must be a share in (0, 1] ("50%" or 0.5), a positive number of bytes (an int) or one with a unit '
+        f'("500 MB"; {", ".join((*DECIMAL, *BINARY))} or B), got {budget!r}'
+    )
+    if isinstance(budget, bool) or not isinstance(budget, (str, Real)):
+        raise TypeError(wrong)
+    value: int | float | None
+    if isinstance(budget, str):
+        value = _parse(budget)
+    else:
+        value = int(budget) if isinstance(budget, Integral) else float(budget)
+    if value is None or not (value >= 1 if isinstance(value, int) else 0 < value <= 1):
+        raise ValueError(wrong)
+    return value
+
+
+def _parse(text: str) -> int | float | None:
+    """Read "20%" as a share and "1.5 GB" as bytes, in any case; a number alone could be either, and is neither."""
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(%|[a-z]+)\s*", text.lower(), re.ASCII)
+    if match is None:
+        return None
+    if match[2] == "%":
+        return float(match[1]) / 100
+    return int(Decimal(match[1]) * _BYTES[match[2]]) if match[2] in _BYTES else None
