@@ -31,7 +31,12 @@ def gradients(
 def saved_storages(run: Callable[[], object]) -> dict[int, int]:
     """Return address -> bytes of the storages that autograd saves while ``run`` runs and its result lives."""
     held = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: held.append(tensor) or tensor, lambda tensor: tensor):
+
+    def pack(tensor):
+        held.append(tensor.detach() if tensor.grad_fn else tensor)  # an output would own the node that owns it
+        return held[-1]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = run()
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held}
     del result

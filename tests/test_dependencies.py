@@ -35,6 +35,7 @@ EXTRAS = {  # the start of a path -> the extras that its files may need; the lon
     "src/backsketch/integrations/lightning.py": {"lightning"},
     "src/backsketch/integrations/transformers.py": {"transformers"},
     "src/backsketch/conv1d.py": {"transformers"},
+    "src/backsketch/left_exact.py": {"peft"},
     "src/backsketch/plots.py": {"cli"},
     "src/backsketch/table.py": {"cli"},
     "benchmarks": {"cli", "transformers"},

@@ -18,7 +18,7 @@ SHAPES = {
     "many rows": (16384, 1024, 1024),
     "few rows": (8, 4096, 4096),
     "one output": (16384, 4096, 1),
-    "narrow to wide": (16384, 16, 4096),
+    "narrow to wide": (16384, 64, 4096),
 }
 SMALL = {"lm_head": (64, 128, 8000), "wide to narrow": (512, 1024, 64), "many rows": (8192, 128, 128)}
 HELPERS = 6 * 2**20  # bytes that sketching may take for a moment, whatever the size of a layer

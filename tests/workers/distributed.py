@@ -29,7 +29,7 @@ class Model(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.block = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh())
+        self.block = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.GELU())
         self.head = nn.Linear(FEATURES, OUTPUTS)
 
     def forward(self, x):
