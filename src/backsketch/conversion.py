@@ -69,8 +69,7 @@ def sketch_(
     """
     check_model(model)
     check_choice(config, where)
-    if not isinstance(checkpointed, bool):
-        raise TypeError(f"checkpointed must be True or False, got {checkpointed!r}")
+    check_flag("checkpointed", checkpointed)
     rules = _Rules(SketchConfig.recommended() if config is None else config)
     modules, decided = dict(model.named_modules()), _decide(model, rules, where)  # before any layer is changed
     unpaid = {} if profile is None else _consult(profile, chosen_configs(decided))
@@ -143,6 +142,24 @@ def present_configs(model: nn.Module) -> dict[str, SketchConfig]:
     """Return name -> config for the layers that ``sketch_`` has converted."""
     sketched = {name: module for name, module in model.named_modules() if exact_type(module) is not None}
     return {name: check_config(module.config) for name, module in sketched.items()}
+
+
+def sketch_again(model: nn.Module, configs: Mapping[str, SketchConfig], checkpointed: bool) -> None:
+    """Give layers back the configs that ``present_configs`` found, whoever chose them."""
+    for name, config in configs.items():
+        _convert(model.get_submodule(name), config, checkpointed)
+    follow_attention_mask(model)
+
+
+def sketches_checkpointed(model: nn.Module) -> bool:
+    """Tell whether the sketched layers of ``model`` are sketched inside activation checkpointing too."""
+    return not any(module.__dict__.get(EXACT_IN_CHECKPOINT) for module in model.modules())
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise TypeError for what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def exact_type(module: nn.Module) -> type[nn.Module] | None:

@@ -23,7 +23,7 @@ class SketchCallback(Callback):  # type: ignore[misc]
         config: as ``sketch_`` takes it; to spend a budget, what ``plan`` returns.
         noise_every: monitor the noise of each ``noise_every``-th step. Compiled layers are not seen.
         noise_by_layer: log the noise of every layer too, as ``backsketch/noise/<layer>``: as many entries as layers.
-        where: as ``sketch_`` takes it.
+        where, checkpointed: as ``sketch_`` takes them.
     """
 
     def __init__(
@@ -33,11 +33,13 @@ class SketchCallback(Callback):  # type: ignore[misc]
         noise_every: int | None = None,
         noise_by_layer: bool = False,
         where: Where | None = None,
+        checkpointed: bool = True,
     ) -> None:
-        check_arguments(config, noise_every, where, noise_by_layer)
+        check_arguments(config, noise_every, where, noise_by_layer, checkpointed)
         self.config = config
         self.noise_every = noise_every
         self.noise_by_layer = noise_by_layer
+        self.checkpointed = checkpointed
         self.where = where
         self._session: Session | None = None
         self._measuring = ExitStack()
@@ -48,7 +50,7 @@ class SketchCallback(Callback):  # type: ignore[misc]
         if stage == "fit":
             self._end()
             self._session = Session(pl_module, self.noise_every, noise_by_layer=self.noise_by_layer)
-            self._session.begin(self.config, self.where)
+            self._session.begin(self.config, self.where, checkpointed=self.checkpointed)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Measure what the first step after a log keeps."""

@@ -13,7 +13,17 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ..config import SketchConfig
-from ..conversion import Configs, Where, check_choice, present_configs, sketch_, unsketch_
+from ..conversion import (
+    Configs,
+    Where,
+    check_choice,
+    check_flag,
+    present_configs,
+    sketch_,
+    sketch_again,
+    sketches_checkpointed,
+    unsketch_,
+)
 from ..monitor import NoiseMonitor
 from ..records import Record, add_up, by_layer, ratios
 from .peak import PeakKept
@@ -34,6 +44,7 @@ class Session:
         if (left := _running.pop(self.model, None)) is not None:  # an earlier run broke off
             _give_back(self.model, *left)
         self._before = present_configs(self.model)
+        self._before_checkpointed = sketches_checkpointed(self.model)
         self._records: list[Record] = []
         self._noise_every = noise_every
         self._noise_by_layer = noise_by_layer
@@ -41,9 +52,11 @@ class Session:
         self._measures = False
         self._kept: int | None = None
 
-    def begin(self, configs: Configs | None, where: Where | None = None, step: int = 0) -> None:
+    def begin(
+        self, configs: Configs | None, where: Where | None = None, step: int = 0, *, checkpointed: bool = True
+    ) -> None:
         """Convert the layers, ``step`` steps after the training began."""
-        sketch_(self.model, configs, where)
+        sketch_(self.model, configs, where, checkpointed=checkpointed)
         if self._noise_every is not None:
             self._monitor = NoiseMonitor(self.model, every=self._noise_every, callback=self._records.append)
         _running[self.model] = self._left()
@@ -85,22 +98,24 @@ class Session:
         _give_back(self.model, *self._left())
 
     def _left(self) -> _Left:
-        return self._before, None if self._monitor is None else ref(self._monitor)
+        return self._before, self._before_checkpointed, None if self._monitor is None else ref(self._monitor)
 
 
-_Left: TypeAlias = tuple[dict[str, SketchConfig], "ref[NoiseMonitor] | None"]
+_Left: TypeAlias = tuple[dict[str, SketchConfig], bool, "ref[NoiseMonitor] | None"]
 
 _running: WeakKeyDictionary[nn.Module, _Left] = WeakKeyDictionary()  # from begin to end; nothing in it owns the model
 
 
-def _give_back(model: nn.Module, before: dict[str, SketchConfig], monitor: ref[NoiseMonitor] | None) -> None:
+def _give_back(
+    model: nn.Module, before: dict[str, SketchConfig], checkpointed: bool, monitor: ref[NoiseMonitor] | None
+) -> None:
     """Stop the monitor, which its hooks keep alive, and give the layers their classes and configs back."""
     watching = None if monitor is None else monitor()
     if watching is not None:
         watching.stop()
     unsketch_(model)
     if before:
-        sketch_(model, before)
+        sketch_again(model, before, checkpointed)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -111,9 +126,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def check_arguments(configs: object, noise_every: object, where: object, noise_by_layer: object = False) -> None:
+def check_arguments(
+    configs: object, noise_every: object, where: object, noise_by_layer: object, checkpointed: object
+) -> None:
     """Raise TypeError or ValueError for what a callback cannot take, before any training."""
     check_choice(configs, where)
+    check_flag("checkpointed", checkpointed)
     is_count = isinstance(noise_every, int) and not isinstance(noise_every, bool) and noise_every > 0
     if noise_every is not None and not is_count:
         raise ValueError(f"noise_every must be a positive integer or None, got {noise_every!r}")

@@ -43,7 +43,7 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             saved with every checkpoint, and taken from there when training resumes. With ``config``, that one's kind.
         noise_every: monitor the noise of each ``noise_every``-th step. Compiled layers cannot be monitored.
         noise_by_layer: log the noise of every layer too, as ``backsketch/noise/<layer>``: as many entries as layers.
-        where: as ``sketch_`` takes it.
+        where, checkpointed: as ``sketch_`` takes them.
     """
 
     def __init__(
@@ -54,16 +54,18 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         noise_every: int | None = None,
         noise_by_layer: bool = False,
         where: Where | None = None,
+        checkpointed: bool = True,
     ) -> None:
         if budget is not None and not (config is None or isinstance(config, SketchConfig)):
             raise ValueError("config must be a single SketchConfig when budget plans the others")
-        check_arguments(config, noise_every, where, noise_by_layer)
+        check_arguments(config, noise_every, where, noise_by_layer, checkpointed)
         if budget is not None:
             as_budget(budget)
         self.config = config
         self.budget = budget
         self.noise_every = noise_every
         self.noise_by_layer = noise_by_layer
+        self.checkpointed = checkpointed
         self.where = where
         self.planned: dict[str, dict[str, Any] | None] | None = None
         self._session: Session | None = None
@@ -83,7 +85,7 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             self.planned = resumed or self._plan(model, kwargs["train_dataloader"], args)
             state.stateful_callbacks[_PLAN] = self.planned  # which every checkpoint keeps
         self._session = Session(model, self.noise_every, noise_by_layer=self.noise_by_layer)
-        self._session.begin(self._configs(), self.where, state.global_step)
+        self._session.begin(self._configs(), self.where, state.global_step, checkpointed=self.checkpointed)
         if (trainer := _sender(Trainer)) is not None:
             self._guard(trainer)
 
