@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from backsketch import SketchConfig
-from backsketch.glue.recipe import Recipe, recipe_for
-from backsketch.glue.settings import Settings
-from backsketch.glue.tasks import find_task
+from backsketch.programs.glue.recipe import Recipe, recipe_for
+from backsketch.programs.glue.settings import Settings
+from backsketch.programs.glue.tasks import find_task
 
 _CONFIG = tuple(field.name for field in fields(SketchConfig))
 SKETCH = {*_CONFIG, "exact", "recommended"}  # what config_of reads

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backsketch import SketchConfig, noise
-from backsketch.kept import kept_bytes, sketch_for, weight_gradient
-from backsketch.storage import pack
+from backsketch.linear.keeping import kept_bytes, sketch_for
+from backsketch.linear.weight_gradient import weight_gradient
+from backsketch.storage.packing import pack
 
 _BASIS_STREAM, _DITHER_STREAM = 0x2545F491, 0x5DEECE66D
 

@@ -16,13 +16,13 @@ import torch
 from cells import SKETCH, config_of, said, settings_of
 
 from backsketch import ignore_attention_mask
-from backsketch.glue import finetune as tuning
-from backsketch.glue.loading import encode, load
-from backsketch.glue.reading import Examples, read_file, read_task, task_files
-from backsketch.glue.settings import Settings
-from backsketch.glue.step_memory import largest_batch, step_memory
-from backsketch.glue.tasks import Task
-from backsketch.results import make_record
+from backsketch.programs.glue import finetune as tuning
+from backsketch.programs.glue.loading import encode, load
+from backsketch.programs.glue.reading import Examples, read_file, read_task, task_files
+from backsketch.programs.glue.settings import Settings
+from backsketch.programs.glue.step_memory import largest_batch, step_memory
+from backsketch.programs.glue.tasks import Task
+from backsketch.programs.result_files import make_record
 
 PACKAGES = ("transformers", "accelerate", "numpy")
 

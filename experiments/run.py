@@ -22,8 +22,8 @@ from grid import Cell, read_grid
 from measures import MEASURES, Places
 from rich.console import Console
 
-from backsketch.glue.finetune import Interrupted
-from backsketch.results import write_json
+from backsketch.programs.glue.finetune import Interrupted
+from backsketch.programs.result_files import write_json
 
 HERE = Path(__file__).parent
 

@@ -19,6 +19,6 @@ def _seeded():
 @pytest.fixture(autouse=True)
 def _told_of_checkpoints(monkeypatch):
     """The warning that a sketch inside a checkpoint saves little comes once in a process; here, where it is tested."""
-    from backsketch import checkpointing
+    from backsketch.linear import checkpointing
 
     monkeypatch.setattr(checkpointing, "_warned", True)

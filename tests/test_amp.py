@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-import backsketch.autograd
 from backsketch import SketchConfig, noise, sketch_, sketched_linear, unsketch_, valid_rows
+from backsketch.linear import algorithm
 from cases import FORMS, within_five_standard_errors
 
 ROWS, FEATURES, OUTPUTS = 32, 12, 5
@@ -131,7 +131,7 @@ class NoWaiting(TorchDispatchMode):
     ids=str,
 )
 def test_no_value_is_read_from_the_device(config, masked, monkeypatch):
-    monkeypatch.setattr(backsketch.autograd, "check_promise", lambda valid, y: None)  # it asks a CPU only
+    monkeypatch.setattr(algorithm, "check_promise", lambda valid, y: None)  # it asks a CPU only
     x, weight = torch.randn(ROWS, FEATURES), torch.randn(OUTPUTS, FEATURES, requires_grad=True)
     mask = torch.arange(ROWS) < (20 if masked else ROWS)
     with NoWaiting(), valid_rows(mask):

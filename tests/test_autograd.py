@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import backsketch.autograd
 from backsketch import SketchConfig, saved_memory, sketch_, sketched_linear, valid_rows
+from backsketch.linear import algorithm
 from backsketch.sketches import make_sketch
 from cases import (
     FORMS,
@@ -58,7 +58,7 @@ def with_config(config):
 @pytest.fixture
 def seed(monkeypatch):
     """Fix the seed of the next sketches, so that a test can rebuild S."""
-    monkeypatch.setattr(backsketch.autograd, "draw_seed", lambda: torch.tensor(123))
+    monkeypatch.setattr(algorithm, "draw_seed", lambda: torch.tensor(123))
     return 123
 
 

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import backsketch
-from backsketch import SketchConfig, checkpointing, sketch_, summary
+from backsketch import SketchConfig, sketch_, summary
+from backsketch.linear import checkpointing
 from cases import KINDS, within_five_standard_errors
 
 WIDTH, ROWS, DRAWS = 8, 32, 120

@@ -7,7 +7,7 @@ import pytest
 
 from backsketch import SKETCHES, SketchConfig
 from backsketch.cli import main
-from backsketch.glue.tasks import find_task
+from backsketch.programs.glue.tasks import find_task
 from commands import call, check_mistake, python
 from glue_files import write_task
 from tiny_bert import save_tiny_bert

@@ -10,7 +10,8 @@ import torch
 pytest.importorskip("typer")
 
 from backsketch import SKETCHES, __version__
-from backsketch.cli import doctor, main, selftest, surroundings
+from backsketch.cli import doctor, main, selftest
+from backsketch.cli import environment as surroundings
 from backsketch.cli.selftest import Finding, self_test
 from backsketch.sketches.rows import Rows
 from commands import call, check_mistake

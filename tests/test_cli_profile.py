@@ -18,10 +18,10 @@ import backsketch
 from backsketch import SketchConfig, saved_memory
 from backsketch.cli import main
 from backsketch.cli import profile as profile_command
-from backsketch.cli.kinds import exclusions
+from backsketch.cli.config_text import code
+from backsketch.cli.layer_groups import exclusions
 from backsketch.cli.models import build, find_head, load_config, make_batch
-from backsketch.cli.wording import code
-from backsketch.measure.live import LiveStorage, Peak
+from backsketch.memory.live_storages import LiveStorage, Peak
 from commands import call, check_mistake
 
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50}

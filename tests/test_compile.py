@@ -9,8 +9,9 @@ import torch._functorch.config as partitioner
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from backsketch import SketchConfig, SketchedLinear, ops, sketch_, sketched_linear, unsketch_, valid_rows
-from backsketch.padding import in_force
+from backsketch import SketchConfig, SketchedLinear, sketch_, sketched_linear, unsketch_, valid_rows
+from backsketch.linear import operators as ops
+from backsketch.masks.scopes import in_force
 from cases import every_config, gradients, saved_storages, within_five_standard_errors
 
 pytestmark = [  # torch warns of what its own compiler does
@@ -326,7 +327,7 @@ def test_the_operators_take_every_field_of_a_config():
     """A field that is forgotten there would be at its default in every compiled layer."""
     config = SketchConfig(kind="hash", dim=3, min_dim=2, max_dim=9, block=4, bits=8, center=True)
     for each in (config, SketchConfig(ratio=0.3), pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):
-        assert ops._config(each.spelled) == each
+        assert ops._config(each.as_json) == each
 
 
 @pytest.mark.parametrize("config", list(HEADS.values()), ids=list(HEADS))
@@ -334,10 +335,10 @@ def test_the_operators_are_what_they_say(config):
     checks = ("test_schema", "test_faketensor")
     for rows in (1, 2, ROWS):
         x, y = torch.randn(rows, FEATURES), torch.randn(rows, OUTPUTS)
-        torch.library.opcheck(ops._keep, (x, config.spelled), test_utils=checks)
-        torch.library.opcheck(ops._keep, (torch.randn(FEATURES, rows).t(), config.spelled), test_utils=checks)
-        kept = ops._keep(x, config.spelled)
-        torch.library.opcheck(ops._weight_gradient, (kept, y, FEATURES, None, config.spelled), test_utils=checks)
+        torch.library.opcheck(ops._keep, (x, config.as_json), test_utils=checks)
+        torch.library.opcheck(ops._keep, (torch.randn(FEATURES, rows).t(), config.as_json), test_utils=checks)
+        kept = ops._keep(x, config.as_json)
+        torch.library.opcheck(ops._weight_gradient, (kept, y, FEATURES, None, config.as_json), test_utils=checks)
         exact = gradients(nn.functional.linear, x, torch.randn(OUTPUTS, FEATURES), None, y)[2]
         if rows == 1 and config.bits is None:
-            torch.testing.assert_close(ops._weight_gradient(kept, y, FEATURES, None, config.spelled), exact)
+            torch.testing.assert_close(ops._weight_gradient(kept, y, FEATURES, None, config.as_json), exact)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backsketch import SKETCHES, SketchConfig
-from backsketch.kept import kept_bytes
+from backsketch.linear.keeping import kept_bytes
 
 
 def test_defaults_are_plain():

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from backsketch import SketchConfig, cost, peak_memory, saved_memory, sketch_
-from backsketch.kept import sketch_for
+from backsketch.linear.keeping import sketch_for
 from cases import BLOCK, KINDS, every_config
 
 ROWS, IN, OUT = 96, 24, 40

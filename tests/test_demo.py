@@ -14,16 +14,16 @@ import torch
 import backsketch
 from backsketch import saved_memory
 from backsketch.cli import main
-from backsketch.demo import run as demo_run
-from backsketch.demo import scale as demo_scale
-from backsketch.demo.contenders import CONTENDERS
-from backsketch.demo.measuring import measure_memory, see
-from backsketch.demo.model import ByteModel, Size, next_byte_loss
-from backsketch.demo.outcome import _promises, outcome
-from backsketch.demo.scale import FULL, QUICK, Scale
-from backsketch.demo.table import percent_above, result_table
-from backsketch.demo.text import Text, read_library
-from backsketch.demo.training import prepare, train
+from backsketch.programs.demo import run as demo_run
+from backsketch.programs.demo import scale as demo_scale
+from backsketch.programs.demo.contenders import CONTENDERS
+from backsketch.programs.demo.measuring import measure_memory, see
+from backsketch.programs.demo.model import ByteModel, Size, next_byte_loss
+from backsketch.programs.demo.outcome import _promises, outcome
+from backsketch.programs.demo.scale import FULL, QUICK, Scale
+from backsketch.programs.demo.table import percent_above, result_table
+from backsketch.programs.demo.text import Text, read_library
+from backsketch.programs.demo.training import prepare, train
 
 TINY = Scale(
     size=Size(hidden=32, heads=2, layers=1, length=16),

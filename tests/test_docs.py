@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from backsketch import SketchConfig
 from backsketch.cli.app import app
-from backsketch.kept import kept_bytes
+from backsketch.linear.keeping import kept_bytes
 
 ROOT = Path(__file__).parent.parent
 PAGES = [

@@ -17,8 +17,8 @@ from run import check_cells, check_records
 from torch import nn
 
 from backsketch import SketchConfig
-from backsketch.glue.tasks import find_task
-from backsketch.results import write_json
+from backsketch.programs.glue.tasks import find_task
+from backsketch.programs.result_files import write_json
 from glue_files import write_task
 from tiny_bert import save_tiny_bert
 

@@ -12,8 +12,8 @@ from backsketch import SketchConfig, noise
 pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
-from backsketch.demo.model import Size
-from backsketch.results import write_record
+from backsketch.programs.demo.model import Size
+from backsketch.programs.result_files import write_record
 from backsketch_bench import frontier
 from backsketch_bench.activations import collect, token_layers, train
 from backsketch_bench.byte_model import byte_subject

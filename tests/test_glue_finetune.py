@@ -28,15 +28,15 @@ from transformers import (
 )
 
 from backsketch import SketchConfig, SketchedLinear
-from backsketch.glue import finetune as tuning
-from backsketch.glue import watch
-from backsketch.glue.finetune import Interrupted, finetune
-from backsketch.glue.loading import encode
-from backsketch.glue.reading import Examples
-from backsketch.glue.recipe import recipe_for
-from backsketch.glue.settings import Settings
-from backsketch.glue.tasks import TASKS, find_task
-from backsketch.padding import masked_rows
+from backsketch.masks.scopes import masked_rows
+from backsketch.programs.glue import finetune as tuning
+from backsketch.programs.glue import watch
+from backsketch.programs.glue.finetune import Interrupted, finetune
+from backsketch.programs.glue.loading import encode
+from backsketch.programs.glue.reading import Examples
+from backsketch.programs.glue.recipe import recipe_for
+from backsketch.programs.glue.settings import Settings
+from backsketch.programs.glue.tasks import TASKS, find_task
 from glue_files import write_task
 from tiny_bert import save_tiny_bert
 

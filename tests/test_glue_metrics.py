@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from backsketch.glue.metrics import evaluate
-from backsketch.glue.tasks import TASKS, find_task
+from backsketch.programs.glue.metrics import evaluate
+from backsketch.programs.glue.tasks import TASKS, find_task
 
 LABELS = np.array([1, 1, 1, 0, 0, 1, 0, 0])
 PREDICTED = np.array([1, 1, 0, 0, 1, 1, 1, 0])  # 3 of 5 ones are right, 2 of 3 zeros

@@ -2,8 +2,8 @@
 
 import pytest
 
-from backsketch.glue.reading import Examples, read_file, read_task
-from backsketch.glue.tasks import TASKS, find_task
+from backsketch.programs.glue.reading import Examples, read_file, read_task
+from backsketch.programs.glue.tasks import TASKS, find_task
 from glue_files import make_row, write_task
 
 

@@ -4,8 +4,8 @@ from dataclasses import fields
 
 import pytest
 
-from backsketch.glue.recipe import Recipe, recipe_for
-from backsketch.glue.tasks import TASKS
+from backsketch.programs.glue.recipe import Recipe, recipe_for
+from backsketch.programs.glue.tasks import TASKS
 
 BATCH = {"qqp": 32, "sst-2": 32, "wnli": 32}
 LEARNING_RATE = {"rte": 2e-5, "sst-2": 2e-5}

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from backsketch import SketchConfig, peak_memory
-from backsketch.kept import keep, kept_bytes, weight_gradient
+from backsketch.linear.keeping import keep, kept_bytes
+from backsketch.linear.weight_gradient import weight_gradient
 from backsketch.seeds import draw_seed
 from backsketch.sketches import make_sketch
 from cases import FORMS, within_five_standard_errors
@@ -160,7 +161,7 @@ def test_slabs_of_packed_rows_add_up(dtype, monkeypatch):
     x, y, _ = data(dtype=dtype)
     kept = keep(x, config, draw_seed())
     whole = weight_gradient(kept, y, config, FEATURES)
-    monkeypatch.setattr("backsketch.kept._UNPACKED_ROWS", 6)
+    monkeypatch.setattr("backsketch.linear.weight_gradient._UNPACKED_ROWS", 6)
     torch.testing.assert_close(weight_gradient(kept, y, config, FEATURES), whole)
 
 

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from backsketch import SketchConfig, plan, profile, saved_memory, sketch_, summary
-from backsketch.conversion import configs_for, exact_type
-from backsketch.kept import kept_bytes
-from backsketch.left_exact import narrow_reason
+from backsketch.convert.conversion import configs_for
+from backsketch.convert.left_exact import narrow_reason
+from backsketch.convert.twins import exact_type
+from backsketch.linear.keeping import kept_bytes
 from small import gpt2, mixtral
 
 BITS = SketchConfig.recommended()

@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from backsketch import SketchConfig, peak_memory, saved_memory, sketch_
-from backsketch.integrations.peak import PeakKept
-from backsketch.measure.live import ROLES
+from backsketch.integrations.peak_kept import PeakKept
+from backsketch.memory.live_storages import ROLES
 
 FLOAT = 4
 

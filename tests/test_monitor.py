@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import backsketch
 from backsketch import SKETCHES, NoiseMonitor, SketchConfig, SketchedLinear, noise
-from backsketch.estimate import Trace
 from backsketch.integrations.session import _ratio
+from backsketch.monitor.estimates import Trace
 from backsketch.sketches import BlockKind
 
 ROWS, IN, OUT = 26, 5, 4

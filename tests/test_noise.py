@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backsketch import SKETCHES, SketchConfig, noise
-from backsketch.kept import keep, weight_gradient
+from backsketch.linear.keeping import keep
+from backsketch.linear.weight_gradient import weight_gradient
 from backsketch.sketches import Blocked, BlockKind, make_sketch
 
 ROWS = 26  # no power of two, divisible neither by the block nor by the number of blocks

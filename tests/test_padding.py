@@ -14,13 +14,13 @@ from backsketch import (
     SketchConfig,
     SketchedLinear,
     ignore_attention_mask,
-    promise,
     sketch_,
     sketched_linear,
     unsketch_,
     valid_rows,
 )
-from backsketch.padding import in_force, masked_rows
+from backsketch.masks import promise
+from backsketch.masks.scopes import in_force, masked_rows
 from cases import KINDS, within_five_standard_errors
 
 BATCH, LENGTH, FEATURES = 4, 8, 6

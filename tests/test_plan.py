@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from backsketch import SketchConfig, plan, saved_memory, sketch_
-from backsketch.budget import as_budget
-from backsketch.conversion import exact_type
-from backsketch.measure.norms import added_noise
-from backsketch.measure.spend import Point, lower_hull, spend
+from backsketch.convert.twins import exact_type
+from backsketch.planning.budget import as_budget
+from backsketch.planning.layer_noise import added_noise
+from backsketch.planning.spending import Point, lower_hull, spend
 from small import gpt2, llama, roberta
 
 RATIO_ALONE = {"config": SketchConfig(), "bits": (None,)}
@@ -139,7 +139,7 @@ def test_wrong_bits_are_refused(bits):
 
 
 def test_bits_are_planned_for_rows_alone():
-    with pytest.raises(ValueError, match="for every kind but rows"):
+    with pytest.raises(ValueError, match="for kinds that mix rows"):
         plan(nn.Linear(4, 4), torch.randn(10, 4), budget="50%", config=SketchConfig(kind="hash", bits=4))
 
 

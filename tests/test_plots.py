@@ -11,7 +11,7 @@ from torch import nn
 
 import backsketch
 from backsketch import NoiseMonitor, SketchConfig
-from backsketch.records import ratios
+from backsketch.monitor.noise_records import ratios
 
 pytest.importorskip("matplotlib")
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from backsketch import SketchConfig, peak_memory, plan, profile, saved_memory, sketch_, summary, unsketch_, valid_rows
-from backsketch.measure.live import LiveStorage, Peak
+from backsketch.memory.live_storages import LiveStorage, Peak
 from small import BATCH, HIDDEN, LENGTH, MIDDLE, MODELS, ROWS, gpt2, llama, mixtral, roberta, text, transformers, vit
 
 FLOAT, SEED = 4, 8

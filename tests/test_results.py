@@ -5,7 +5,7 @@ import json
 import torch
 
 import backsketch
-from backsketch import results
+from backsketch.programs import result_files as results
 
 
 def test_a_record_has_its_settings_versions_commit_and_machine(tmp_path):

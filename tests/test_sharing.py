@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from backsketch import SketchConfig, sketch_, sketched_linear, valid_rows
-from backsketch.sharing import _memo
+from backsketch.linear.sharing import _memo
 from cases import saved_storages, within_five_standard_errors
 
 CONFIG = SketchConfig(ratio=0.5)

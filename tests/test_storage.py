@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from backsketch.sketches.cosine import Cosine
 from backsketch.sketches.fourier import Fourier
 from backsketch.sketches.hadamard import Hadamard
-from backsketch.storage import GROUP, _column_dither, pack, rounding_variance, stored_bytes, unpack
+from backsketch.storage.packing import GROUP, _column_dither, pack, rounding_variance, stored_bytes, unpack
 from cases import within_five_standard_errors
 
 
@@ -79,7 +79,7 @@ def test_huge_and_tiny_ranges_stay_finite(bits):
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_chosen_rows_are_stored_as_if_they_were_all(bits, monkeypatch):
-    monkeypatch.setattr("backsketch.storage.CHUNK_ELEMENTS", 400)  # several slabs
+    monkeypatch.setattr("backsketch.numerics.CHUNK_ELEMENTS", 400)  # several slabs
     x, chosen = torch.randn(9, 150), torch.tensor([7, 0, 3, 8, 1])
     stored = pack(x, bits, torch.Generator().manual_seed(1), chosen)
     for part, alike in zip(stored, pack(x[chosen], bits, torch.Generator().manual_seed(1)), strict=True):

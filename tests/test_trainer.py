@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 from transformers import BertForSequenceClassification, TrainerCallback
 
 from backsketch import SketchConfig, saved_memory, sketch_, summary
-from backsketch.integrations.peak import PeakKept
+from backsketch.integrations.peak_kept import PeakKept
 from backsketch.integrations.session import Session
 from backsketch.integrations.transformers import SketchCallback
 from training import STEPS, Sentences, make_model, make_trainer, train

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backsketch.demo.model import ByteModel, Size
+from backsketch.programs.demo.model import ByteModel, Size
 
 from .activations import Batch, Subject
 

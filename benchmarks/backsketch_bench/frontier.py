@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from backsketch.results import write_record
+from backsketch.programs.result_files import write_record
 from backsketch.table import Table
 
 from .activations import Activation, Subject, collect, token_layers, train

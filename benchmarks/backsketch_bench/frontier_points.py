@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from backsketch import noise, sketch_, valid_rows
-from backsketch.kept import kept_bytes
+from backsketch.linear.keeping import kept_bytes
 
 from .activations import Activation
 from .frontier_choices import PAPER, Choice

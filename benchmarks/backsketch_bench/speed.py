@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from backsketch import SketchConfig
-from backsketch.results import write_record
+from backsketch.programs.result_files import write_record
 
 from .contenders import EXACT, Contender, encoder_contenders, layer_contenders, ours
 from .speed_steps import (

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor, nn
 
 from backsketch import SketchConfig, peak_memory, saved_memory
-from backsketch.kept import keep, weight_gradient
+from backsketch.linear.keeping import keep
+from backsketch.linear.weight_gradient import weight_gradient
 from backsketch.seeds import draw_seed
 
 from .contenders import Contender

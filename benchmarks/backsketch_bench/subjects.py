@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from backsketch.demo.model import Size
+from backsketch.programs.demo.model import Size
 
 from .activations import Subject
 from .byte_model import byte_subject

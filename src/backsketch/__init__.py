@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from . import noise
-from .attention_mask import ignore_attention_mask
-from .autograd import sketched_linear
 from .config import SketchConfig
-from .conversion import sketch_, unsketch_
-from .cost import cost
-from .layer import SketchedLinear
-from .memory import saved_memory
-from .monitor import NoiseMonitor
-from .padding import valid_rows
-from .peak import peak_memory
-from .plan import plan
-from .profile import profile
+from .convert.conversion import sketch_, unsketch_
+from .convert.conversion_summary import summary
+from .linear.algorithm import sketched_linear
+from .linear.layer import SketchedLinear
+from .masks.attention_mask import ignore_attention_mask
+from .masks.scopes import valid_rows
+from .memory.layer_cost import cost
+from .memory.peak import peak_memory
+from .memory.profile_result import Profile
+from .memory.profiling import profile
+from .memory.saved import saved_memory
+from .monitor.noise_monitor import NoiseMonitor
+from .planning.plan_result import Plan, PlanError
+from .planning.planner import plan
 from .sketches import SKETCHES
-from .summary import summary
 
 __version__ = "0.1.0"
 
 __all__ = [
     "SKETCHES",
     "NoiseMonitor",
+    "Plan",
+    "PlanError",
+    "Profile",
     "SketchConfig",
     "SketchedLinear",
     "cost",

@@ -65,7 +65,7 @@ class SketchConfig:
             object.__setattr__(self, "bits", int(self.bits))
         if not isinstance(self.center, bool):
             raise TypeError(f"center must be True or False, got {self.center!r}")
-        self.spelled  # noqa: B018  # now, as torch.compile can read it but not make it
+        self.as_json  # noqa: B018  # now, as torch.compile can read it but not make it
 
     @classmethod
     def recommended(cls, keep: float = 0.1) -> SketchConfig:
@@ -82,7 +82,7 @@ class SketchConfig:
         return cls(ratio=min(1.0, share / _row_share(bits)), bits=bits)
 
     @cached_property
-    def spelled(self) -> str:
+    def as_json(self) -> str:
         """Return all fields in one string, the form in which a graph takes them."""
         return json.dumps({field.name: getattr(self, field.name) for field in fields(self)})
 

@@ -6,8 +6,8 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from .estimate import QUANTITIES
-from .records import Record, ratios
+from .monitor.estimates import QUANTITIES
+from .monitor.noise_records import Record, ratios
 
 try:
     from matplotlib.axes import Axes

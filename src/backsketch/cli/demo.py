@@ -28,9 +28,9 @@ def demo(
     on two cores. Ctrl-C shows how far they came.
     """
     need("cli", "rich", "matplotlib")
-    from ..demo.run import run
-    from ..demo.scale import FULL, QUICK
-    from ..demo.table import result_table
+    from ..programs.demo.run import run
+    from ..programs.demo.scale import FULL, QUICK
+    from ..programs.demo.table import result_table
 
     with users_mistakes():
         out.mkdir(parents=True, exist_ok=True)

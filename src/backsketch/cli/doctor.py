@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from .environment import Bf16Probe, Extra, devices, extras, versions
 from .selftest import ALLOWED, Finding, self_test
-from .surroundings import Bf16Probe, Extra, devices, extras, versions
 
 
 def doctor(

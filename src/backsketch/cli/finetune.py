@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from ..config import SketchConfig
-from ..planned import PlanError
+from ..planning.plan_result import PlanError
 from .options import SKETCH, Bits, Block, Center, Dim, Kind, Ratio, check_budget, given_fields, parse_budget
 from .problems import STOPPED, Problem, need, users_mistakes
 
@@ -104,9 +104,9 @@ def finetune(
     if noise_layer and noise_every == 0:
         raise Problem("--noise-layer records what --noise-every 0 turns off: give one of them")
     check_budget(budget, given)
-    from ..glue.recipe import recipe_for
-    from ..glue.settings import Settings
-    from ..glue.tasks import find_task
+    from ..programs.glue.recipe import recipe_for
+    from ..programs.glue.settings import Settings
+    from ..programs.glue.tasks import find_task
 
     with users_mistakes():
         config = SketchConfig(**given) if given else SketchConfig.recommended()
@@ -136,7 +136,7 @@ def finetune(
         )
     folder = Path("runs") / settings.slug() if out is None else out
     need("transformers", "transformers", "accelerate", "filelock", "numpy", "sklearn", "scipy")
-    from ..glue.finetune import Interrupted, prepare
+    from ..programs.glue.finetune import Interrupted, prepare
 
     with users_mistakes():
         run = prepare(settings, folder, overwrite=overwrite)

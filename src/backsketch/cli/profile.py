@@ -11,14 +11,14 @@ from rich.console import Console
 from torch import nn
 from typer import Argument, Option
 
-from ..budget import as_budget
 from ..config import SketchConfig
-from ..plan import RATIOS
-from ..profile import profile as profile_step
-from ..report import Profile
+from ..memory.profile_result import Profile
+from ..memory.profiling import profile as profile_step
+from ..planning.budget import as_budget
+from ..planning.planner import RATIOS
 from .options import SKETCH, AsJson, Bits, Block, Center, Dim, Kind, Ratio, check_budget, given_fields, parse_budget
 from .problems import Problem, need, users_mistakes
-from .truth import Truth, linear_inputs
+from .profile_report import Truth, linear_inputs
 
 KEEPS = (0.27, 0.1, 0.05)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..autograd import sketched_linear
 from ..config import SketchConfig
+from ..linear.algorithm import sketched_linear
 from ..sketches import SKETCHES
-from .wording import words
+from .config_text import words
 
 ROWS, FEATURES, OUTPUTS, DRAWS = 64, 32, 16, 200
 ALLOWED = 5.0

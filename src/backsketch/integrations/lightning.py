@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from ..conversion import Configs, Where
+from ..convert.conversion import Configs, Where
 from .session import Session, check_arguments
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ..config import SketchConfig
-from ..conversion import (
+from ..convert.conversion import (
     Configs,
     Where,
     check_choice,
@@ -24,9 +24,9 @@ from ..conversion import (
     sketches_checkpointed,
     unsketch_,
 )
-from ..monitor import NoiseMonitor
-from ..records import Record, add_up, by_layer, ratios
-from .peak import PeakKept
+from ..monitor.noise_monitor import NoiseMonitor
+from ..monitor.noise_records import Record, add_up, by_layer, ratios
+from .peak_kept import PeakKept
 
 
 class Session:

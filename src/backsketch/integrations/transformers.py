@@ -17,10 +17,10 @@ from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
 
-from ..budget import as_budget
 from ..config import SketchConfig
-from ..conversion import Configs, Where
-from ..plan import plan
+from ..convert.conversion import Configs, Where
+from ..planning.budget import as_budget
+from ..planning.planner import plan
 from .session import Session, check_arguments, unwrapped
 
 Sender = TypeVar("Sender", Trainer, CallbackHandler)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..seeds import generator_at
-
-CHUNK_ELEMENTS = 1 << 18  # 1 MiB of fp32: the largest helper matrix or column slab a sketch makes at once
+from .law import NO_NOISE, Law, Mirror, RowBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +25,9 @@ class Sketch(ABC):
     dim: int
     seed: int
 
+    mixes_rows: ClassVar[bool] = True  # a kept row is a mixture of rows, not one of them
+    leaves_out_padding: ClassVar[bool] = False  # padded rows have no place in it; elsewhere they are rows of zeros
+
     @property
     def gain(self) -> float | Tensor:
         """Return the factor with which E[R Rᵀ] · gain = I; a () tensor where it depends on data."""
@@ -39,21 +41,71 @@ class Sketch(ABC):
         """Return Sᵀx: (rows, features) -> (dim, features)."""
         return self.compress(x) * self.gain**0.5
 
+    def among(self, valid: Tensor) -> Sketch:
+        """Return the sketch to use where only some rows count: (rows,) bool. By default they are zeros in this one."""
+        return self
+
+    @classmethod
+    @abstractmethod
+    def law(cls, blocks: RowBlocks, dim: int) -> Law:
+        """Return D² of one block with ``dim`` outputs, as coefficients of the moments of X and Y."""
+
+    @classmethod
+    def mirrors(cls, height: int) -> tuple[Mirror, ...]:
+        """Return how the squares of a transform's entries correlate; see RowBlocks."""
+        return ()
+
+    @classmethod
+    def noise_growth(cls, rows: int, dim: int) -> float:
+        """Return what D² is proportional to when only the size changes: 0 when all rows are kept."""
+        return rows / dim - 1
+
+    @classmethod
+    def multiple_of_sgd(cls, ratio: float) -> float | None:
+        """Return D² / D²_SGD where it is the same for all data, else None."""
+        return None
+
+    @abstractmethod
+    def flops(self, features: int) -> int:
+        """Return the FLOPs of SᵀX for an X with ``features`` columns, to leading order; drawing S is not counted."""
+
+    @abstractmethod
+    def helper_bytes(self, features: int) -> int:
+        """Return the bytes of the largest tensor that sketching makes beside its result."""
+
     def generator(self, device: torch.device) -> torch.Generator:
         """Return a fresh generator at this sketch's seed."""
         return generator_at(self.seed, device)
 
 
-class Whole(Sketch):
+class _Free(Sketch):
+    """A sketch that adds no noise and costs nothing."""
+
+    __slots__ = ()
+
+    @classmethod
+    def law(cls, blocks: RowBlocks, dim: int) -> Law:
+        return NO_NOISE
+
+    def flops(self, features: int) -> int:
+        return 0
+
+    def helper_bytes(self, features: int) -> int:
+        return 0
+
+
+class Whole(_Free):
     """S = I: what every kind is when dim equals rows, and the gradient is exact."""
 
     __slots__ = ()
+
+    mixes_rows = False
 
     def compress(self, x: Tensor) -> Tensor:
         return x
 
 
-class Shapes(Sketch):
+class Shapes(_Free):
     """S on the meta device, where nothing can be drawn: the sizes of what any kind returns."""
 
     __slots__ = ()
@@ -90,14 +142,3 @@ def random_signs(count: int, generator: torch.Generator) -> Tensor:
     shifts = torch.arange(8, dtype=torch.uint8, device=generator.device)
     bits = words.view(torch.uint8).unsqueeze(1).bitwise_right_shift(shifts).bitwise_and_(1)
     return bits.view(-1)[:count].to(torch.float32).mul_(2).sub_(1)
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which transforms and long sums run: at least fp32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def column_slabs(rows: int, features: int) -> Iterator[slice]:
-    """Split the features so that one slab of all rows stays near CHUNK_ELEMENTS."""
-    width = max(1, CHUNK_ELEMENTS // max(rows, 1))
-    return (slice(start, min(start + width, features)) for start in range(0, features, width))

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .base import CHUNK_ELEMENTS, BlockKind, Sketch
+from ..numerics import CHUNK_ELEMENTS
+from .base import BlockKind, Sketch
+from .law import Law, RowBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,17 @@ class Blocked(Sketch):
     def height(self) -> int:
         """Return how many rows every block is drawn for; a shorter block leaves the last ones unused."""
         return self.kind.block_height(-(-self.rows // self.count))
+
+    @classmethod
+    def law(cls, blocks: RowBlocks, dim: int) -> Law:
+        raise NotImplementedError("the law of a blocked sketch is that of its kind")
+
+    def flops(self, features: int) -> int:
+        return sum(2 * len(rows) * dim for rows, dim in self.members()) * features
+
+    def helper_bytes(self, features: int) -> int:
+        blocks = max(1, min(self.count, CHUNK_ELEMENTS // max(1, self.dim // self.count * self.height)))
+        return 4 * blocks * -(-self.dim // self.count) * self.height
 
     def members(self) -> list[tuple[range, int]]:
         """List each block as (its rows, how many outputs it has), in the order of the outputs."""

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from .law import IDENTITY, Mirror
 from .orthonormal import OrthonormalSketch
 
 
@@ -14,6 +15,10 @@ class Cosine(OrthonormalSketch):
     """S from the orthonormal DCT-II."""
 
     __slots__ = ()
+
+    @classmethod
+    def mirrors(cls, height: int) -> tuple[Mirror, ...]:
+        return IDENTITY, (-1, height - 1)
 
     @classmethod
     def transform(cls, x: Tensor, chosen: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from .law import IDENTITY, Mirror
 from .orthonormal import OrthonormalSketch
 
 
@@ -14,6 +15,14 @@ class Fourier(OrthonormalSketch):
     """S from the real orthonormal DFT: outputs 0 … height/2 are cosines, the others sines."""
 
     __slots__ = ()
+
+    @classmethod
+    def mirrors(cls, height: int) -> tuple[Mirror, ...]:
+        if height <= 2:
+            return ()  # of this size it is the Hadamard transform
+        if height % 2:
+            return IDENTITY, (-1, 0)
+        return IDENTITY, (1, height // 2), (-1, 0), (-1, height // 2)
 
     @classmethod
     def transform(cls, x: Tensor, chosen: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ class Gaussian(IidSketch):
 
     __slots__ = ()
 
+    kurtosis = 3
+
     @classmethod
     def entries(cls, count: int, generator: torch.Generator) -> Tensor:
         return torch.randn(count, generator=generator, device=generator.device, dtype=torch.float32)

@@ -21,6 +21,10 @@ class Hadamard(OrthonormalSketch):
     def block_height(cls, rows: int) -> int:
         return 1 << max(rows - 1, 0).bit_length()
 
+    def flops(self, features: int) -> int:
+        height = self.block_height(self.rows)
+        return self.rows * features + 2 * height * features * sum(_radices(height))
+
     @classmethod
     def transform(cls, x: Tensor, chosen: Tensor) -> Tensor:
         height, stride = x.shape[-1], 1
@@ -37,3 +41,12 @@ class Hadamard(OrthonormalSketch):
         while len(basis) < height:
             basis = torch.kron(pair, basis)
         return basis / math.sqrt(height)
+
+
+def _radices(height: int) -> list[int]:
+    """List the sizes of the small Hadamard matrices whose product is the large one."""
+    radices = []
+    while height > 1:
+        radices.append(min(RADIX, height))
+        height //= radices[-1]
+    return radices

@@ -7,12 +7,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .base import Sketch, random_signs
+from .law import Law, RowBlocks
 
 
 class Hash(Sketch):
     """S with one ±1 a row; the first rows % dim buckets hold one row more than the others."""
 
     __slots__ = ()
+
+    @classmethod
+    def law(cls, blocks: RowBlocks, dim: int) -> Law:
+        """Balanced CountSketch: (P + g − 2C) · Pr(two rows share a bucket)."""
+        size, larger = divmod(blocks.rows, dim)
+        pairs = larger * (size + 1) * size + (dim - larger) * size * (size - 1)
+        shared = pairs / (blocks.rows * (blocks.rows - 1))
+        return Law(energy=shared, coincidence=-2 * shared, product=shared)
+
+    def flops(self, features: int) -> int:
+        return 2 * self.rows * features
+
+    def helper_bytes(self, features: int) -> int:
+        return 8 * self.rows
 
     def compress(self, x: Tensor) -> Tensor:
         generator = self.generator(x.device)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from .base import CHUNK_ELEMENTS, BlockKind, compute_dtype
+from ..numerics import CHUNK_ELEMENTS, compute_dtype
+from .base import BlockKind
+from .law import Law, RowBlocks
 
 LEAST_SLAB = 256  # rows: fewer would make the GEMM read and write its output more than its input
 
@@ -17,6 +20,23 @@ class IidSketch(BlockKind):
     """S with independent, symmetric entries of unit variance over √dim."""
 
     __slots__ = ()
+
+    kurtosis: ClassVar[int]  # κ, the fourth moment of an entry of variance 1
+
+    @classmethod
+    def law(cls, blocks: RowBlocks, dim: int) -> Law:
+        """Independent entries: (P + g + (κ − 3) C) / k."""
+        return Law(energy=1 / dim, coincidence=(cls.kurtosis - 3) / dim, product=1 / dim)
+
+    @classmethod
+    def noise_growth(cls, rows: int, dim: int) -> float:
+        return 0.0 if dim >= rows else rows / dim
+
+    def flops(self, features: int) -> int:
+        return 2 * self.rows * self.dim * features
+
+    def helper_bytes(self, features: int) -> int:
+        return 4 * self.dim * min(self.rows, max(LEAST_SLAB, CHUNK_ELEMENTS // self.dim))
 
     @classmethod
     @abstractmethod

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from .base import BlockKind, column_slabs, compute_dtype, random_signs
+from ..numerics import CHUNK_ELEMENTS, column_slabs, compute_dtype
+from .base import BlockKind, random_signs
+from .law import Law, RowBlocks
 
 
 class OrthonormalSketch(BlockKind):
     """S = √(height/dim) · D H_J: signs D, an orthonormal H, a uniform random set J of its columns."""
 
     __slots__ = ()
+
+    @classmethod
+    def law(cls, blocks: RowBlocks, dim: int) -> Law:
+        """Signs, then k of n outputs: (n − k) / (k (n − 1)) · (P + g − 2C + what mirrored rows change)."""
+        factor = (blocks.height - dim) / (dim * max(blocks.height - 1, 1))
+        share = len(blocks.mirrors) / blocks.height
+        return Law(factor * (1 - share / 2), factor * (share - 2), factor * (1 - share), factor)
+
+    def flops(self, features: int) -> int:
+        signs = self.rows * features
+        return signs + int(2.5 * self.rows * math.log2(max(self.rows, 2))) * features  # a real FFT
+
+    def helper_bytes(self, features: int) -> int:
+        height = self.block_height(self.rows)
+        return 4 * height * min(features, max(1, CHUNK_ELEMENTS // max(height, 1)))
 
     @property
     def gain(self) -> float:

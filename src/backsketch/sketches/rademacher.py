@@ -14,6 +14,8 @@ class Rademacher(IidSketch):
 
     __slots__ = ()
 
+    kurtosis = 1
+
     @classmethod
     def entries(cls, count: int, generator: torch.Generator) -> Tensor:
         return random_signs(count, generator)

@@ -8,12 +8,35 @@ import torch
 from torch import Tensor
 
 from .base import Sketch
+from .law import Law, RowBlocks
 
 
 class Rows(Sketch):
     """S that picks ``dim`` distinct rows and weighs them by √(rows/dim)."""
 
     __slots__ = ()
+
+    mixes_rows = False
+    leaves_out_padding = True
+
+    @classmethod
+    def law(cls, blocks: RowBlocks, dim: int) -> Law:
+        """Uniform rows without replacement: (B·C − g) / k · (B − k) / (B − 1), which is (1/ρ − 1) · D²_SGD."""
+        factor = (blocks.rows - dim) / (dim * (blocks.rows - 1))
+        return Law(energy=0.0, coincidence=factor * blocks.rows, product=-factor)
+
+    @classmethod
+    def multiple_of_sgd(cls, ratio: float) -> float:
+        return 1 / ratio - 1
+
+    def flops(self, features: int) -> int:
+        return 0
+
+    def helper_bytes(self, features: int) -> int:
+        return 8 * self.rows
+
+    def among(self, valid: Tensor) -> Sketch:
+        return ValidRows(self.rows, self.dim, self.seed, valid)
 
     @property
     def gain(self) -> float | Tensor:

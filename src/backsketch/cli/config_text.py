@@ -1,0 +1,49 @@
+"""A config in few words and in Python, and the noise it adds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from ..config import SketchConfig
+from ..sketches import SKETCHES
+
+
+def words(config: SketchConfig) -> str:
+    """Name a config in few words: "rows 71.1%, 4 bits"."""
+    size = f"{config.kind} " + (f"{100 * (config.ratio or 0.1):.3g}%" if config.dim is None else str(config.dim))
+    block = [f"block {config.block}"] if config.block else []
+    bits = [f"{config.bits} bits"] if config.bits else []
+    return ", ".join([size, *block, *bits, *["center"] * config.center])
+
+
+def code(config: SketchConfig) -> str:
+    """Write a config as Python, its ratio with three digits."""
+    fields = {name: value for name, value in asdict(config).items() if value != getattr(SketchConfig(), name)}
+    if config.ratio is not None:
+        fields["ratio"] = float(f"{config.ratio:.3g}")
+    return f"SketchConfig({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+
+
+def noise(config: SketchConfig) -> str | None:
+    """Say what the noise will be, and how that is known: D² / D²_SGD = 1/ρ - 1 by leaving rows out, for any data."""
+    if SKETCHES[config.kind].mixes_rows or config.ratio is None or config.center:
+        return None
+    multiple = SKETCHES[config.kind].multiple_of_sgd(config.ratio)
+    if multiple is None:
+        return None
+    if config.ratio == 1 and config.bits is None:
+        return "It adds no noise to weight gradients."
+    sources = []
+    if config.ratio < 1:
+        law = "1/ratio - 1, the same for every model and data; less with padding"
+        sources.append(f"{multiple:.2g} by leaving rows out ({law})")
+    if config.bits is not None:
+        size = f"{_ROUNDING[config.bits] / config.ratio:.1g}"
+        sources.append(f"about {size} by rounding to {config.bits} bits (a rule of thumb, measured on one encoder)")
+    return (
+        "The noise it adds to weight gradients, in units of the batch's own, computed from the config and not measured "
+        f"on this model: {'; '.join(sources)}. NoiseMonitor measures it in training."
+    )
+
+
+_ROUNDING = {8: 0.0002, 4: 0.055, 2: 1.1}  # with all rows, mean over the layers in benchmarks/reports/frontier.json

@@ -1,0 +1,241 @@
+"""sketch_ and unsketch_: turn linear layers into sketched ones in place, and back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from torch import nn
+
+from ..config import SketchConfig, check_config
+from ..linear.algorithm import EXACT_IN_CHECKPOINT, RAN_IN_CHECKPOINT
+from ..masks.attention_mask import follow_attention_mask, forget_attention_mask
+from .left_exact import NEVER_CALLED, lora_b_layers, lora_b_reason, narrow_reason, uncalled_layers
+from .name_rules import NameRules
+from .sharded import become
+from .twins import exact_type, is_sketched, sketched_type
+
+if TYPE_CHECKING:
+    from ..memory.profile_result import Profile
+
+Model = TypeVar("Model", bound=nn.Module)
+Configs: TypeAlias = SketchConfig | Mapping[Any, SketchConfig | None]  # keys are Pattern: of Any, to take any mix
+Where: TypeAlias = Callable[[str, nn.Module], bool]
+
+_REASON, _OWN_CONFIG = "_left_exact_because", "_config_before_sketching"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What sketch_ makes of a layer: sketched with ``config``, or exact for a reason, or as it was if it ``stays``."""
+
+    config: SketchConfig | None = None
+    reason: str = ""
+    stays: bool = False
+
+
+def sketch_(
+    model: Model,
+    config: Configs | None = None,
+    where: Where | None = None,
+    profile: Profile | None = None,
+    *,
+    checkpointed: bool = True,
+) -> Model:
+    """Convert the linear layers of ``model`` in place and return it.
+
+    A layer keeps its identity: only its class changes, so parameters, optimisers, hooks, tied weights and
+    ``state_dict`` are untouched. Only exact ``nn.Linear`` and transformers' ``Conv1D`` are converted, since a
+    subclass may own its forward. ``print(summary(model))`` tells what was converted, what was not, and why.
+    A layer so narrow that rows in few bits would keep over half of its input's bytes stays exact.
+
+    Args:
+        model: any module, a single layer included.
+        config: one config for all layers, or a mapping from name pattern to config. A pattern is a glob over the
+            whole name ("encoder.*.query") or a compiled regular expression that must match all of it. The first match
+            wins; None makes a layer exact, and one without a match stays as it is. By default
+            ``SketchConfig.recommended()``. PEFT's lora_B is converted only where a pattern says so.
+        where: called with a layer's name and the layer; False leaves it as it is.
+        profile: what ``backsketch.profile`` saw. Layers that would keep no less than today are then left exact, and
+            a warning names sets of layers that read one input but would keep more than one sketch of it.
+        checkpointed: False leaves a layer exact whenever it runs inside activation checkpointing, which keeps nothing
+            of its input between the passes: there a sketch adds noise, and saves memory only while a region is run
+            again.
+    """
+    check_model(model)
+    check_choice(config, where)
+    check_flag("checkpointed", checkpointed)
+    rules = NameRules(SketchConfig.recommended() if config is None else config)
+    modules, decided = dict(model.named_modules()), _decide(model, rules, where)  # before any layer is changed
+    unpaid = {} if profile is None else _consult(profile, chosen_configs(decided))
+    converted = False
+    for name, decision in decided.items():
+        module, reason = modules[name], unpaid.get(name, decision.reason)
+        if decision.config is not None and name not in unpaid:
+            _convert(module, decision.config, checkpointed)
+            converted = True
+            continue
+        if not decision.stays:
+            _restore(module)
+        _leave(module, reason)
+    for pattern in rules.unused:
+        warnings.warn(f"sketch_: pattern {pattern!r} matches no linear layer of the model", stacklevel=2)
+    if any(exact_type(module) is not None for module in model.modules()):
+        follow_attention_mask(model)
+    else:
+        forget_attention_mask(model)
+    if not converted:
+        warnings.warn("sketch_ converted no layer; print(backsketch.summary(model)) tells why", stacklevel=2)
+    return model
+
+
+def unsketch_(model: Model) -> Model:
+    """Turn every sketched layer of ``model`` back into the class it was, in place, and return it.
+
+    A layer of a class that was derived from a sketched one, or whose forward was replaced since, stays what it is, and
+    a warning names it.
+    """
+    check_model(model)
+    for name, module in model.named_modules():
+        _restore(module)
+        module.__dict__.pop(_REASON, None)
+        if is_sketched(module):
+            kind = type(module).__name__
+            own = "forward" if _has_own_forward(module) else "class"
+            warnings.warn(
+                f"unsketch_: {name or 'the model'} ({kind}) has a {own} of its own: it stays sketched", stacklevel=2
+            )
+    forget_attention_mask(model)
+    return model
+
+
+def check_model(model: object) -> None:
+    """Raise TypeError for what is no model."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+
+
+def check_choice(config: object, where: object) -> None:
+    """Raise TypeError or ValueError for what ``sketch_`` cannot take as its config and where."""
+    if config is not None:
+        NameRules(config)
+    if where is not None and not callable(where):
+        raise TypeError(f"where must be a function of a layer's name and the layer, got {where!r}")
+
+
+def configs_for(model: nn.Module, config: Configs | None = None, where: Where | None = None) -> dict[str, SketchConfig]:
+    """Return name -> config for the layers that ``sketch_`` would convert."""
+    return chosen_configs(decisions_for(model, config, where))
+
+
+def decisions_for(model: nn.Module, config: Configs | None = None, where: Where | None = None) -> dict[str, Decision]:
+    """Return name -> what ``sketch_`` would make of it for every layer that can be converted."""
+    return _decide(model, NameRules(SketchConfig.recommended() if config is None else config), where)
+
+
+def present_configs(model: nn.Module) -> dict[str, SketchConfig]:
+    """Return name -> config for the layers that ``sketch_`` has converted."""
+    sketched = {name: module for name, module in model.named_modules() if exact_type(module) is not None}
+    return {name: check_config(module.config) for name, module in sketched.items()}
+
+
+def sketch_again(model: nn.Module, configs: Mapping[str, SketchConfig], checkpointed: bool) -> None:
+    """Give layers back the configs that ``present_configs`` found, whoever chose them."""
+    for name, config in configs.items():
+        _convert(model.get_submodule(name), config, checkpointed)
+    follow_attention_mask(model)
+
+
+def sketches_checkpointed(model: nn.Module) -> bool:
+    """Tell whether the sketched layers of ``model`` are sketched inside activation checkpointing too."""
+    return not any(module.__dict__.get(EXACT_IN_CHECKPOINT) for module in model.modules())
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise TypeError for what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def left_exact_because(module: nn.Module) -> str | None:
+    """Return why the last sketch_ left this convertible layer exact, if one did."""
+    return module.__dict__.get(_REASON)
+
+
+def _decide(model: nn.Module, rules: NameRules, where: Where | None) -> dict[str, Decision]:
+    uncalled, lora_b = uncalled_layers(model), lora_b_layers(model) if rules.one_for_all else set()
+
+    def decide(name: str, module: nn.Module) -> Decision:
+        config, reason = rules.match(name)
+        if where is not None and not where(name, module):
+            return Decision(reason="where() returned False", stays=True)
+        if config is None:
+            return Decision(reason=reason or "no pattern matches its name", stays=reason is None)
+        if module in uncalled:
+            reason = NEVER_CALLED
+        elif _has_own_forward(module) and exact_type(module) is None:
+            reason = "its forward was replaced, as accelerate's hooks do: convert it before that"
+        elif module in lora_b:
+            reason = lora_b_reason(module)
+        else:
+            reason = narrow_reason(module, config)
+        return Decision(config) if reason is None else Decision(reason=reason)
+
+    return {name: decide(name, module) for name, module in model.named_modules() if sketched_type(module) is not None}
+
+
+def chosen_configs(decided: Mapping[str, Decision]) -> dict[str, SketchConfig]:
+    """Return name -> config for the layers that are to be sketched."""
+    return {name: decision.config for name, decision in decided.items() if decision.config is not None}
+
+
+def _consult(profile: Profile, chosen: dict[str, SketchConfig]) -> dict[str, str]:
+    """Return why layers of ``chosen`` do not pay, and warn of groups that the others would split."""
+    if not hasattr(profile, "unpaid"):
+        raise TypeError(f"profile must be what backsketch.profile returns, got {type(profile).__name__}")
+    if unseen := sorted(chosen.keys() - {layer.name for layer in profile.layers}):
+        warnings.warn(
+            f"sketch_: the profile is of a model without {', '.join(unseen)}: whether these pay is not known",
+            stacklevel=3,
+        )
+    unpaid = profile.unpaid(chosen)
+    for group in profile.split_groups({name: config for name, config in chosen.items() if name not in unpaid}):
+        warnings.warn(
+            f"sketch_: {', '.join(group)} read the same input; unless all of them are converted with one config, "
+            "they keep more than one sketch of it, or the input as well",
+            stacklevel=3,
+        )
+    return unpaid
+
+
+def _has_own_forward(module: nn.Module) -> bool:
+    """Tell whether something put another forward in a layer's own: bound to its class as that was then."""
+    return "forward" in module.__dict__
+
+
+def _convert(module: nn.Module, config: SketchConfig, checkpointed: bool) -> None:
+    twin = sketched_type(module)
+    assert twin is not None
+    if exact_type(module) is None and "config" in module.__dict__:  # something else of that name
+        module.__dict__[_OWN_CONFIG] = module.__dict__["config"]
+    become(module, twin)
+    module.__dict__["config"] = config
+    module.__dict__[EXACT_IN_CHECKPOINT] = not checkpointed
+    module.__dict__.pop(_REASON, None)
+
+
+def _restore(module: nn.Module) -> None:
+    if (exact := exact_type(module)) is not None and not _has_own_forward(module):
+        become(module, exact)
+        del module.config
+        for name in (EXACT_IN_CHECKPOINT, RAN_IN_CHECKPOINT):
+            module.__dict__.pop(name, None)
+        if _OWN_CONFIG in module.__dict__:
+            module.__dict__["config"] = module.__dict__.pop(_OWN_CONFIG)
+
+
+def _leave(module: nn.Module, reason: str) -> None:
+    if exact_type(module) is None:
+        module.__dict__[_REASON] = reason

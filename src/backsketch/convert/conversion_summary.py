@@ -1,0 +1,130 @@
+"""summary: which layers of a model are sketched, which are not, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from ..linear.algorithm import EXACT_IN_CHECKPOINT, RAN_IN_CHECKPOINT
+from ..table import Table
+from .conversion import check_model
+from .left_exact import FROZEN
+from .reach import Unreached, reach
+from .twins import is_sketched
+from .why_exact import weight_trains, why_exact
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """One linear layer: its name, class, shape, whether it is sketched, and with what or why not."""
+
+    name: str
+    type: str
+    shape: str
+    sketched: bool
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A report of what of a model is sketched; print it, or read its fields.
+
+    Attributes:
+        layers: every linear layer.
+        trained: how many weights train, tied ones counted once.
+        reached, embeddings: the shares of them in sketched layers, and in embeddings, which keep only indices.
+        unreached: the weights of two or more dimensions in no sketched layer, the largest first.
+    """
+
+    layers: tuple[LayerReport, ...]
+    trained: int
+    reached: float
+    embeddings: float
+    unreached: tuple[Unreached, ...]
+
+    @property
+    def sketched(self) -> tuple[LayerReport, ...]:
+        return tuple(layer for layer in self.layers if layer.sketched)
+
+    @property
+    def exact(self) -> tuple[LayerReport, ...]:
+        return tuple(layer for layer in self.layers if not layer.sketched)
+
+    def __str__(self) -> str:
+        lines = list(self._totals())
+        if self.unreached:
+            rows = tuple(
+                (
+                    each.name,
+                    str(len(each.modules)),
+                    each.type,
+                    " × ".join(map(str, each.shape)),
+                    f"{each.share:.1%}",
+                    each.reason,
+                )
+                for each in self.unreached
+            )
+            titles = ("trained, not sketched", "×", "type", "shape", "share", "why")
+            lines += ["", str(Table(titles, rows, numeric=frozenset({1, 4})))]
+        for title, layers in (("sketched", self.sketched), ("left exact", self.exact)):
+            if layers:
+                listed = tuple((layer.name, layer.type, layer.shape, layer.note) for layer in layers)
+                lines += ["", str(Table((title, "type", "shape", "how" if layers[0].sketched else "why"), listed))]
+        return "\n".join(lines)
+
+    def _totals(self) -> Iterator[str]:
+        share = f"{self.reached:.1%} of the {self.trained:,} trained weights are in sketched layers"
+        frozen = sum(layer.note == FROZEN for layer in self.sketched)
+        yield (
+            f"{share if self.trained else 'no weight trains'}; "
+            f"{len(self.sketched)} of {len(self.layers)} linear layers are sketched"
+            + (f", {frozen} of them frozen" if frozen else "")
+        )
+        if self.embeddings:
+            yield f"embeddings hold {self.embeddings:.1%} of them, and keep only indices"
+
+
+def summary(model: nn.Module) -> Summary:
+    """Tell which share of the trained weights of ``model`` is sketched, and of all others why they are not."""
+    check_model(model)
+    checkpointed = _checkpointed_modules(model)
+    reports = (_report(name, module, module in checkpointed) for name, module in model.named_modules())
+    found = reach(model)
+    layers = tuple(report for report in reports if report is not None)
+    return Summary(layers, found.trained, found.reached, found.embeddings, found.unreached)
+
+
+def _report(name: str, module: nn.Module, checkpointed: bool) -> LayerReport | None:
+    sketched = is_sketched(module)
+    note = why_exact(module)
+    if sketched:
+        note = f"{module.config}{_in_checkpoints(module, checkpointed)}" if weight_trains(module) else FROZEN
+    if note is None:
+        return None
+    return LayerReport(name or "(the model)", type(module).__name__, _shape(module), sketched, note)
+
+
+def _checkpointed_modules(model: nn.Module) -> set[nn.Module]:
+    """Return the modules inside of those for which transformers has switched gradient checkpointing on."""
+    switched_on = (module for module in model.modules() if getattr(module, "gradient_checkpointing", False) is True)
+    return {inner for module in switched_on for inner in module.modules()}
+
+
+def _in_checkpoints(module: nn.Module, checkpointed: bool) -> str:
+    """Say what becomes of a sketched layer that activation checkpointing has run, or is going to run."""
+    if not (checkpointed or module.__dict__.get(RAN_IN_CHECKPOINT)):
+        return ""
+    if module.__dict__.get(EXACT_IN_CHECKPOINT):
+        return "; exact inside activation checkpointing"
+    return "; inside activation checkpointing it saves little and adds noise: sketch_(model, checkpointed=False)"
+
+
+def _shape(module: nn.Module) -> str:
+    weight = getattr(module, "weight", None)
+    if weight is None or isinstance(weight, UninitializedParameter) or weight.dim() != 2:
+        return "?"
+    sizes = weight.shape if "Conv1D" in type(module).__name__ else weight.shape[::-1]
+    return f"{sizes[0]} -> {sizes[1]}"

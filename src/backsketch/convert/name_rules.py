@@ -1,0 +1,53 @@
+"""NameRules: which config a layer gets by its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+from ..config import SketchConfig, check_config
+
+Pattern: TypeAlias = str | re.Pattern[str]
+
+
+class NameRules:
+    """Name patterns with their configs, in order, and which of them were never used."""
+
+    def __init__(self, configs: object) -> None:
+        if one_for_all := isinstance(configs, SketchConfig):
+            configs = {"*": configs}
+        if not isinstance(configs, Mapping):
+            hint = "; give a profile as profile=" if hasattr(configs, "unpaid") else ""
+            given = repr(configs) if isinstance(configs, (str, int, float)) else type(configs).__name__
+            raise TypeError(f"config must be a SketchConfig or a mapping from pattern to config, got {given}{hint}")
+        if not configs:
+            raise ValueError("config must have at least one pattern, got an empty mapping")
+        for pattern, config in configs.items():
+            if not isinstance(pattern, (str, re.Pattern)):
+                raise TypeError(f"a pattern must be a string or a compiled regular expression, got {pattern!r}")
+            if config is not None:
+                check_config(config)
+        self.one_for_all = one_for_all
+        self._configs = dict(configs)
+        self.unused = list(configs) if len(configs) > 1 else []
+
+    def match(self, name: str) -> tuple[SketchConfig | None, str | None]:
+        """Return the config for a layer, or why a rule leaves it exact; both None without a rule."""
+        for pattern, config in self._configs.items():
+            if _matches(pattern, name):
+                if pattern in self.unused:
+                    self.unused.remove(pattern)
+                return config, None if config else f"pattern {_text(pattern)!r} says None"
+        return None, None
+
+
+def _matches(pattern: Pattern, name: str) -> bool:
+    if isinstance(pattern, str):
+        return name == pattern or fnmatchcase(name, pattern)
+    return pattern.fullmatch(name) is not None
+
+
+def _text(pattern: Pattern) -> str:
+    return pattern if isinstance(pattern, str) else pattern.pattern

@@ -1,0 +1,267 @@
+"""sketched_linear: Algorithm 1 of the paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import SketchConfig, check_config
+from ..masks.promise import check_promise
+from ..numerics import as_rows
+from ..seeds import draw_seed
+from ..torch_private import is_fake
+from .checkpointing import inside_checkpoint, warn_of_checkpoint
+from .func_transforms import check_backward, check_forward
+from .held_inputs import held_by_producer, saved_by_producer
+from .inputs import autocast_to, check_inputs
+from .keep_or_share import keep_or_share
+from .operators import opaque_keep, traced_keep, traced_weight_gradient
+from .weight_gradient import weight_gradient
+
+_DEFAULT = SketchConfig.recommended()  # made here, as a graph cannot make one
+
+
+def sketched_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, config: SketchConfig | None = None
+) -> Tensor:
+    """Return x Wᵀ + b as F.linear does, and keep a sketch of x for ∂W in place of x itself.
+
+    The output, ∂x and ∂b are those of F.linear; ∂W is unbiased. Where ∂W is not asked for, this is F.linear; and where
+    nothing can be saved, since the batch is too small to compress or the operation that made x keeps it anyway.
+
+    Args:
+        x: (..., in_features); weight: (out_features, in_features); bias: (out_features,).
+        config: what to keep; ``SketchConfig.recommended()`` by default.
+    """
+    config = _DEFAULT if config is None else check_config(config)
+    return layer_linear(x, weight, bias, config, None)
+
+
+def layer_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, config: SketchConfig, layer: nn.Module | None
+) -> Tensor:
+    """Do what ``sketched_linear`` does, on behalf of ``layer``, which says whether it is sketched in checkpoints."""
+    if torch._C._are_functorch_transforms_active():
+        check_forward(weight)
+        if not weight.requires_grad:
+            return F.linear(x, weight, bias)
+    # Drawn also where it is not needed: reentrant checkpointing runs under no_grad first, where even the weight may
+    # seem not to be trained, and must then draw as many random numbers as when it runs again.
+    seed = None if torch.compiler.is_compiling() else draw_seed()
+    if not torch.is_grad_enabled():
+        return F.linear(x, weight, bias)
+    if not weight.requires_grad:
+        return F.linear(x, weight, bias)
+    check_inputs(x, weight)
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        raise RuntimeError(_TRACED)
+    if seed is None and config.keeps_all:  # an operator would have to copy x to keep it
+        return F.linear(x, weight, bias)
+    device = x.device.type
+    if not _autocast_on(device):
+        return _run(x, x, weight, bias, config, seed, None, layer)
+    cast = torch.get_autocast_dtype(device)
+    return _run(x, autocast_to(x, cast), weight, bias, config, seed, cast, layer)
+
+
+def _run(
+    source: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    config: SketchConfig,
+    seed: Tensor | None,
+    cast: torch.dtype | None,
+    layer: nn.Module | None,
+) -> Tensor:
+    if seed is None:  # compiling: the operator draws it, and the compiler shares
+        kept = traced_keep(as_rows(x.detach()), config.as_json)
+        return _apply(x, weight, bias, config.as_json, cast, None, kept)
+    inside = inside_checkpoint()
+    if _stays_exact(x, config, layer, inside):
+        return _apply(x, weight, bias, None, cast, None, (x.detach(),))
+    reader = _memory(weight) if layer is None else id(layer)
+    if inside or is_fake(x):
+        valid, kept = opaque_keep(source.detach(), x.detach(), seed, reader, config.as_json)
+    else:
+        valid, kept = keep_or_share(source, x.detach(), seed, reader, config)
+    return _apply(x, weight, bias, config, cast, valid, kept)
+
+
+def _stays_exact(x: Tensor, config: SketchConfig, layer: nn.Module | None, inside: bool) -> bool:
+    """Tell whether to keep x itself: nothing is saved otherwise, or the layer is not to be sketched in checkpoints."""
+    if config.keeps_input(x.shape[:-1].numel()):
+        return True
+    if torch._C._are_functorch_transforms_active():
+        return False
+    if not inside:
+        return held_by_producer(x)
+    if layer is not None:
+        layer.__dict__[RAN_IN_CHECKPOINT] = True
+        if layer.__dict__.get(EXACT_IN_CHECKPOINT):
+            return True
+    if saved_by_producer(x):
+        return True
+    warn_of_checkpoint()
+    return False
+
+
+def _memory(weight: Tensor) -> int:
+    """Return a number that tells a weight from others; inside torch.func, where nothing is shared, any one."""
+    return 0 if torch._C._are_functorch_transforms_active() else weight.untyped_storage()._cdata
+
+
+RAN_IN_CHECKPOINT, EXACT_IN_CHECKPOINT = "_ran_in_checkpoint", "_exact_in_checkpoint"
+
+
+def _apply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    how: SketchConfig | str | None,
+    cast: torch.dtype | None,
+    valid: Tensor | None,
+    kept: tuple[Tensor, ...],
+) -> Tensor:
+    transformed = torch._C._are_functorch_transforms_active()
+    function = _TransformedLinear if transformed else _SketchedLinear
+    # Of x without its memory: all that is left of it in the graph, to find out in backward what it was computed from.
+    origin = (x[:0].clone(),) if (x.requires_grad or transformed) and not isinstance(how, str) else ()
+    out: Tensor
+    if cast is None:
+        out = function.apply(x, weight, bias, how, cast, valid, origin, *kept)  # type: ignore[no-untyped-call]
+    else:
+        with torch.autocast(x.device.type, enabled=False):
+            out = function.apply(x, weight, bias, how, cast, valid, origin, *kept)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    how: SketchConfig | str | None,
+    cast: torch.dtype | None,
+    valid: Tensor | None,
+    origin: tuple[Tensor, ...],
+    *kept: Tensor,
+) -> Tensor:
+    # Not by autocast itself, whose cache would hand this detached copy to other users of the weight.
+    out = F.linear(x, autocast_to(weight, cast), None if bias is None else autocast_to(bias, cast))
+    # F.linear may return a view of a matrix it made, and autograd lets no one change such an output in place.
+    return out if out.dim() == 2 else torch.ops.aten._unsafe_view.default(out, out.shape)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
+    x, weight, bias, how, _, valid, ctx.origin, *kept = inputs
+    # The seed and the mask are saved tensors like the rows: checkpointing recomputes all of them, or none.
+    ctx.save_for_backward(weight if ctx.needs_input_grad[0] else None, valid, *kept)
+    ctx.valid = valid  # and once more outside, for valid_for to find while checkpointing recomputes
+    ctx.how = how  # the config, its spelling where a graph was traced, or None where x itself is kept
+    ctx.in_features, ctx.weight_dtype = weight.shape[1], weight.dtype
+    ctx.column_major = x.dim() == 2 and x.stride(0) == 1 and x.stride(1) == x.shape[0]
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.set_materialize_grads(False)
+
+
+class _SketchedLinear(torch.autograd.Function):
+    """F.linear whose weight gradient comes from what was kept of x: ∂W = (SᵀY)ᵀ(SᵀX)."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        _remember(ctx, inputs)
+        return _forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _backward(ctx, grad_out)
+
+
+class _TransformedLinear(_SketchedLinear):
+    """The same in the form that torch.func asks for, which takes PyTorch several times as long to call."""
+
+    forward = staticmethod(_forward)  # type: ignore[assignment]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _remember(ctx, inputs)
+
+
+def _backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
+    if torch._C._are_functorch_transforms_active():
+        check_backward()
+    if grad_out is None:
+        return (None,) * len(ctx.needs_input_grad)
+    device = grad_out.device.type
+    if not _autocast_on(device):
+        return _gradients(ctx, grad_out)
+    with torch.autocast(device, enabled=False):
+        return _gradients(ctx, grad_out)
+
+
+def _gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    weight, valid, *kept = ctx.saved_tensors
+    y = as_rows(grad_out)
+    grad_x = grad_weight = grad_bias = None
+    if valid is not None:
+        check_promise(valid, y.detach())
+    if ctx.needs_input_grad[1]:  # first, so that the compressed Y is gone before ∂x is there
+        grad_weight = _estimate(ctx, y, valid, tuple(kept))
+    if ctx.needs_input_grad[0]:
+        weight = weight.to(grad_out.dtype)
+        # Autograd gives a column-major x a column-major gradient; the other product may round otherwise.
+        grad_x = (weight.t() @ grad_out.t()).t() if ctx.column_major else grad_out @ weight
+    if ctx.needs_input_grad[2]:
+        grad_bias = y.sum(0).to(ctx.bias_dtype)
+    return grad_x, grad_weight, grad_bias, *(None for _ in ctx.needs_input_grad[3:])
+
+
+def _estimate(ctx: Any, y: Tensor, valid: Tensor | None, kept: tuple[Tensor, ...]) -> Tensor:
+    """Return ∂W. With ``create_graph=True`` ∂x and ∂b are differentiable, and to differentiate this is an error."""
+    if torch.compiler.is_compiling():
+        return traced_weight_gradient(kept, y, ctx.how, ctx.in_features, valid).to(ctx.weight_dtype)
+    with torch.no_grad():
+        if ctx.how is None:
+            gradient = y.t() @ as_rows(kept[0])
+        elif is_fake(y):
+            gradient = traced_weight_gradient(kept, y, ctx.how.as_json, ctx.in_features, valid)
+        else:
+            gradient = weight_gradient(kept, y, ctx.how, ctx.in_features, valid)
+        gradient = gradient.to(ctx.weight_dtype)
+    if not torch.is_grad_enabled():
+        return gradient
+    once: Tensor = _Once.apply(gradient, y, *ctx.origin)  # type: ignore[no-untyped-call]
+    return once
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that it is an error to differentiate with respect to anything that it was computed from."""
+
+    @staticmethod
+    def forward(gradient: Tensor, *origins: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        raise RuntimeError(_TWICE)
+
+
+_TRACED = (
+    "torch.jit.trace would freeze the random numbers of a sketched layer that trains: trace the model in eval(), or "
+    "call backsketch.unsketch_(model) first; torch.compile takes it as it is"
+)
+_TWICE = (
+    "a sketched layer cannot be differentiated twice by its weight, whose gradient is an estimate from what is kept. "
+    "For a Hessian use exact layers: backsketch.unsketch_(model)"
+)
+
+
+def _autocast_on(device: str) -> bool:
+    return device != "meta" and torch.is_autocast_enabled(device)  # meta has no autocast, and asking is an error

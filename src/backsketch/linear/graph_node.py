@@ -1,0 +1,27 @@
+"""The node that a sketched layer leaves in the autograd graph: how to find it, and to be told of its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from .algorithm import _SketchedLinear
+
+
+def sketch_node(output: Tensor) -> Any | None:
+    """Return the graph node of Algorithm 1 behind a layer's output; None if the layer ran as a plain one."""
+    node = output.grad_fn
+    return node if type(node).__name__ == f"{_SketchedLinear.__name__}Backward" else None
+
+
+def after_backward(node: Any, run: Callable[[Tensor, Tensor], None]) -> None:
+    """Call ``run(grad_weight, grad_out)`` after every backward through the node; the sketch's own ∂W is its input 1."""
+
+    def hook(grad_inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor | None, ...]) -> None:
+        grad_weight, grad_out = grad_inputs[1], grad_outputs[0]
+        if grad_weight is not None and grad_out is not None:
+            run(grad_weight, grad_out)
+
+    node.register_hook(hook)

@@ -1,0 +1,62 @@
+"""SketchedLinear: an nn.Linear that trains from a sketch of its input."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import SketchConfig, check_config
+from .algorithm import layer_linear
+from .twins import register_twin
+
+
+@register_twin(nn.Linear)
+class SketchedLinear(nn.Linear):
+    """An nn.Linear that keeps a sketch of its input for backward while training, and is nn.Linear in eval()."""
+
+    config: SketchConfig
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        config: SketchConfig,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.config = check_config(config)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not (self.training and trains(self)):
+            return F.linear(input, self.weight, self.bias)
+        return layer_linear(input, self.weight, self.bias, self.config, self)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        return refuse_script()
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, config=({self.config})"
+
+
+def refuse_script() -> nn.Module:
+    """Raise where torch.jit.script meets a sketched layer."""
+    raise RuntimeError(
+        "torch.jit.script cannot compile a sketched layer: call backsketch.unsketch_(model) first, or use torch.compile"
+    )
+
+
+def trains(layer: nn.Module) -> bool:
+    """Tell whether a layer has anything to train, the same with gradients on and off, as checkpointing needs it.
+
+    The weight alone does not tell where it is computed from other parameters, nor these in a replica of DataParallel,
+    which has none. Inside a torch.func transform neither does; sketched_linear finds out there.
+    """
+    return (
+        bool(layer.weight.requires_grad)
+        or torch._C._are_functorch_transforms_active()
+        or any(parameter is not None and parameter.requires_grad for parameter in layer._parameters.values())
+    )

@@ -1,0 +1,1 @@
+"""Which rows of an input count: padded tokens get no gradient, so nothing is kept of them."""

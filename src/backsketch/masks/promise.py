@@ -1,0 +1,102 @@
+"""The promise of a mask, that rows which it leaves out get no gradient: checked on every device, none is waited for."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..torch_private import is_fake
+
+_CHECKED_ROWS = 64  # of the masked ones; on an accelerator every check costs kernels
+_MOST_WAITING = 8
+_ALL_UNTIL, _THEN_EVERY = 256, 64  # calls that are checked: where a model breaks the promise, it does so from the start
+_MASKED = "_masked_rows"
+
+
+def check_promise(valid: Tensor, y: Tensor) -> None:
+    """Warn where masked rows get a gradient after all: valid (rows,), y (rows, out_features).
+
+    A CPU is asked at once. An accelerator leaves a flag, which is read when it has arrived, a step later at the latest.
+    """
+    if y.is_meta or is_fake(y):
+        return
+    if _answers_at_once(y):
+        if bool(y.index_select(0, _all_masked(valid)).any()):
+            _warn()
+        return
+    _flags.read()
+    if _flags.wants_another():
+        _flags.send(any_masked_gradient(valid, y))
+
+
+def any_masked_gradient(valid: Tensor, y: Tensor) -> Tensor:
+    """Return, on the device, whether some masked rows have a gradient: () bool."""
+    if (rows := getattr(valid, _MASKED, None)) is None:
+        rows = valid.to(torch.uint8).topk(min(_CHECKED_ROWS, len(valid)), largest=False).indices
+        setattr(valid, _MASKED, rows)
+    return (y.index_select(0, rows) != 0).any(1).logical_and(~valid.index_select(0, rows)).any()
+
+
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    """A value on its way from a device to pinned memory, and the event that tells that it has arrived."""
+
+    value: Tensor
+    arrived: torch.Event
+
+    @classmethod
+    def of(cls, on_device: Tensor) -> _Flag:
+        value = torch.empty((), dtype=torch.bool, pin_memory=True)
+        value.copy_(on_device, non_blocking=True)
+        arrived = torch.Event(device=on_device.device)
+        arrived.record()
+        return cls(value, arrived)
+
+
+class _Flags:
+    """The flags on their way, oldest first."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Flag] = []
+        self._calls = 0
+
+    def wants_another(self) -> bool:
+        """Tell whether to check this call."""
+        self._calls += 1
+        due = self._calls <= _ALL_UNTIL or self._calls % _THEN_EVERY == 0
+        return due and len(self._waiting) < _MOST_WAITING
+
+    def send(self, flag: Tensor) -> None:
+        self._waiting.append(_Flag.of(flag))
+
+    def read(self) -> None:
+        """Read what has arrived."""
+        while self._waiting and self._waiting[0].arrived.query():
+            if bool(self._waiting.pop(0).value):
+                _warn()
+
+
+_flags = _Flags()
+
+
+def _answers_at_once(y: Tensor) -> bool:
+    return y.is_cpu
+
+
+def _all_masked(valid: Tensor) -> Tensor:
+    if (masked := getattr(valid, _MASKED, None)) is None:
+        masked = (~valid).nonzero().squeeze(1)
+        setattr(valid, _MASKED, masked)
+    return masked
+
+
+def _warn() -> None:
+    warnings.warn(
+        "rows that the mask leaves out get a gradient: their part of the weight gradient is missing. If it is from the "
+        "loss, leave them out there too (labels of -100); else call backsketch.ignore_attention_mask(model)",
+        RuntimeWarning,
+        stacklevel=3,
+    )

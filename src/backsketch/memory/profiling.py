@@ -1,0 +1,109 @@
+"""profile: what one training step keeps for backward, layer by layer, and at its peak, before and after sketching."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from ..convert.conversion import (
+    Configs,
+    chosen_configs,
+    decisions_for,
+    left_exact_because,
+    present_configs,
+    sketch_,
+    unsketch_,
+)
+from ..convert.left_exact import FROZEN
+from ..convert.twins import sketched_type
+from ..masks.attention_mask import follow_attention_mask
+from .ledger import Chosen, Ledger
+from .meta_device import meta_step
+from .peak import peak_memory
+from .profile_result import LayerProfile, Profile
+from .recording import record_ledger
+from .training_step import Loss, forward_to_loss, on_meta, to_device_of
+from .untouched_model import untouched
+
+
+def profile(
+    model: nn.Module, *args: Any, config: Configs | None = None, loss: Loss | None = None, **kwargs: Any
+) -> Profile:
+    """Measure a training step of ``model`` on a batch, and what it would be under ``config``.
+
+    The model runs forward once, then forward and backward twice, and is left exactly as it was. On the meta device it
+    needs neither memory nor weights, and is measured with the fused kernels of an accelerator.
+
+    Args:
+        model: in train() or eval(); a model in eval() is measured in train().
+        *args, **kwargs: one batch, passed to the model.
+        config: as ``sketch_`` takes it. By default what a converted model has, or ``SketchConfig.recommended()``.
+        loss: takes the output, returns a scalar. By default ``output.loss``, or the mean of the first output.
+    """
+    args, kwargs = to_device_of(model, (args, kwargs))
+    forward = partial(forward_to_loss, model, args, kwargs, loss)
+    present = present_configs(model) if config is None else {}
+    decided = {} if present else decisions_for(model, config)
+    chosen = present or chosen_configs(decided)
+    left_exact = {name: decision.reason for name, decision in decided.items() if decision.config is None}
+    around = meta_step if on_meta(model) else nullcontext
+    with untouched(model, (args, kwargs)), around():
+        follow_attention_mask(unsketch_(model))
+        ledger = record_ledger(model, forward)
+    unpaid = ledger.unpaid(chosen)
+    paying = {name: own for name, own in chosen.items() if name not in unpaid}
+    peaks = []
+    for converted in ({}, paying):
+        with untouched(model, (args, kwargs)), around():
+            unsketch_(model)
+            if converted:
+                sketch_(model, {re.compile(re.escape(name)): own for name, own in converted.items()})
+            with peak_memory(model) as peak:
+                forward().backward()  # type: ignore[no-untyped-call]
+            peaks.append(peak.peak)
+    return Profile(
+        layers=tuple(_layers(model, ledger, chosen, {**left_exact, **unpaid})),
+        ledger=ledger,
+        chosen=chosen,
+        kept_before=ledger.kept,
+        kept_after=ledger.kept_under(paying),
+        kept_if_all=ledger.kept_under(chosen),
+        peak_before=peaks[0],
+        peak_after=peaks[1],
+    )
+
+
+def _layers(model: nn.Module, ledger: Ledger, chosen: Chosen, reasons: Mapping[str, str]) -> Iterator[LayerProfile]:
+    for name, module in model.named_modules():
+        if sketched_type(module) is None:
+            continue
+        calls = list(ledger.calls_of(name))
+        config = chosen.get(name)
+        storages = {key for call in calls for key in call.storages}
+        sources = {call.source: call for call in calls}
+        note = reasons.get(name, "" if config else left_exact_because(module) or "not selected")
+        if not calls:
+            note = "keeps nothing: checkpointed or not run" if module.weight.requires_grad else FROZEN
+        yield LayerProfile(
+            name=name,
+            calls=len(calls),
+            rows=sum(call.rows for call in calls),
+            in_features=calls[0].in_features if calls else 0,
+            input_bytes=sum(ledger.sizes.get(key, 0) for key in storages),
+            held_by=ledger.holders(name, chosen),
+            shares_with=_shares_with(name, ledger),
+            config=config,
+            sketch_bytes=sum(call.kept_under(config) for call in sources.values()) if config else 0,
+            pays=bool(calls) and config is not None and name not in reasons,
+            note=note,
+        )
+
+
+def _shares_with(name: str, ledger: Ledger) -> tuple[str, ...]:
+    members = dict.fromkeys(other for group in ledger.groups if name in group for other in group)
+    return tuple(other for other in members if other != name)

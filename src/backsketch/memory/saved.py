@@ -1,0 +1,101 @@
+"""saved_memory: the bytes that autograd really holds for backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+from weakref import WeakSet
+
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from ..tensor_storages import model_tensors, sizes
+
+
+class Held:
+    """One saved tensor, owned by the autograd node that saved it and by nothing else: it dies with the node's claim."""
+
+    __slots__ = ("__weakref__", "_version", "note", "tensor")
+
+    def __init__(self, tensor: Tensor, note: Any) -> None:
+        # An output still has its grad_fn, which owns this object: undetached, neither would ever be freed. What has
+        # none stays the very object that was saved, since others may hold weak references to it.
+        self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
+        self.note = note
+        self._version = None if tensor.is_inference() else tensor._version
+
+    def release(self) -> Tensor:
+        """Return the tensor as autograd does: not if it was changed since."""
+        if self._version is not None and self.tensor._version != self._version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                f"{self.tensor.type()} of shape {tuple(self.tensor.shape)} is at version {self.tensor._version}, "
+                f"expected version {self._version}"
+            )
+        return self.tensor
+
+
+class saved_memory:  # noqa: N801 (a context manager, used as a verb)
+    """Count what autograd holds for backward of everything computed inside, each storage once.
+
+    The figures stay live after the block: they fall to zero as backward, or a dropped graph, lets the tensors go.
+    Tensors packed by other hooks inside (checkpointing, offloading) are theirs, not held as they are, and not counted.
+
+        with saved_memory(model) as saved:
+            loss = model(batch).loss
+        print(saved.activations)
+
+    Args:
+        model: whose parameters and buffers are counted apart; autograd refers to them without costing a byte.
+        note: called for every saved tensor; what it returns is kept beside it in ``held``.
+    """
+
+    def __init__(self, model: nn.Module | None = None, *, note: Callable[[], Any] | None = None) -> None:
+        self._model = model
+        self._note = note
+        self._held: WeakSet[Held] = WeakSet()
+        self._hooks = saved_tensors_hooks(self._pack, Held.release)
+
+    def __enter__(self) -> saved_memory:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._hooks.__exit__(*error)
+
+    @property
+    def held(self) -> list[Held]:
+        """List what is held now, one item for each saved tensor."""
+        return list(self._held)
+
+    @property
+    def activations(self) -> int:
+        """Return the bytes held now that are not the model's own."""
+        own = self._own()
+        return sum(size for key, size in self._sizes().items() if key not in own)
+
+    @property
+    def parameters(self) -> int:
+        """Return the bytes held now of the model's parameters and buffers."""
+        own = self._own()
+        return sum(size for key, size in self._sizes().items() if key in own)
+
+    @property
+    def total(self) -> int:
+        """Return all bytes held now."""
+        return sum(self._sizes().values())
+
+    def __repr__(self) -> str:
+        return f"saved_memory(activations={self.activations}, parameters={self.parameters})"
+
+    def _pack(self, tensor: Tensor) -> Held:
+        held = Held(tensor, self._note() if self._note else None)
+        self._held.add(held)
+        return held
+
+    def _sizes(self) -> dict[int, int]:
+        return sizes(held.tensor for held in self._held)
+
+    def _own(self) -> dict[int, int]:
+        return {} if self._model is None else sizes(model_tensors(self._model))

@@ -1,0 +1,167 @@
+"""Estimates of the noise in one call of a layer, from what is left of X in backward."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from .. import noise
+from ..config import SketchConfig
+from ..noise.effective_input import EffectiveInput
+from ..noise.moments import Side, added_variance, law_of, moments
+from ..noise.rounding import Rounding
+from ..noise.row_blocks import blocks_of
+from ..numerics import compute_dtype, widest
+from ..sketches.law import RowBlocks
+
+QUANTITIES = ("squared_gradient", "energy", "sgd_variance", "sketch_variance", "scaled_variance")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The numbers of one call, still on the device, each a () tensor: roots of ‖Ĝ‖², P and C of X, then of what is
+    sketched of it; then D² where random features give it, else nan; then what rounding adds. See ``quantities``.
+    """
+
+    observed: Tensor
+    energy: Tensor
+    coincidence: Tensor
+    sketched: Tensor
+    sketched_energy: Tensor
+    sketched_coincidence: Tensor
+    variance: Tensor
+    rounding: Tensor
+
+    def stacked(self) -> Tensor:
+        """Return the numbers as one tensor: (8,)."""
+        return torch.stack([widest(getattr(self, each.name)) for each in fields(self)])
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What is kept of X between the passes: row norms and, where those do not do, one random feature a row.
+
+    With ``center`` the mean row too, with ``bits`` the variance of rounding each row. Padding is read on the host here.
+    """
+
+    rows: int
+    norms: Tensor
+    effective: EffectiveInput
+    blocks: RowBlocks
+    sketched_norms: Tensor
+    feature: Tensor | None
+    rounding: Rounding | None
+    generator: torch.Generator
+
+    @classmethod
+    def of(cls, x: Tensor, config: SketchConfig, generator: torch.Generator, valid: Tensor | None = None) -> Trace:
+        """Read off X what the estimates need: (rows, in_features)."""
+        norms, effective = _row_norms(x), EffectiveInput.of(x, config, valid)
+        blocks = blocks_of(effective.config, len(effective.x))
+        feature = _random_feature(effective.x, generator) if _needs_feature(blocks) else None
+        rounding = None
+        if config.bits is not None and len(effective.x):
+            seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+            rounding = Rounding.of(effective.x, blocks, effective.config, seed)
+        sketched_norms = norms if effective.x is x else _row_norms(effective.x)
+        effective = replace(effective, x=x.new_empty(0, x.shape[1]))  # X itself is not kept
+        return cls(len(x), norms, effective, blocks, sketched_norms, feature, rounding, generator)
+
+    def measure(self, y: Tensor, grad_weight: Tensor) -> Tensor:
+        """Return the numbers ``quantities`` reads: (rows, out), (out, in) -> (8,)."""
+        y_norms, own = _row_norms(y), self.effective.of_gradient(y)
+        own_norms = y_norms if own is y else _row_norms(own)
+        variance = torch.full_like(_norm(y_norms), math.nan)
+        if self.feature is not None:
+            x_side = Side(widest(self.sketched_norms).square(), self.feature)
+            y_side = Side(widest(own_norms).square(), _random_feature(own, self.generator))
+            variance = added_variance(self.blocks, moments(self.blocks, x_side, y_side))
+        return Measured(
+            observed=_norm(grad_weight),
+            energy=_norm(self.norms) * _norm(y_norms),
+            coincidence=_norm(self.norms * y_norms),
+            sketched=_norm(grad_weight if self.effective.mean is None else self._without_mean(grad_weight, y)),
+            sketched_energy=_norm(self.sketched_norms) * _norm(own_norms),
+            sketched_coincidence=_norm(self.sketched_norms * own_norms),
+            variance=variance,
+            rounding=torch.zeros_like(variance) if self.rounding is None else self.rounding.variance(own),
+        ).stacked()
+
+    def _without_mean(self, grad_weight: Tensor, y: Tensor) -> Tensor:
+        """Take the exact part off the gradient: what is left is the sketch's."""
+        dtype = compute_dtype(y.dtype)
+        assert self.effective.mean is not None
+        mean = self.effective.mean.to(dtype)
+        return torch.addr(grad_weight.to(dtype), self.effective.of_gradient(y).sum(0, dtype=dtype), mean, alpha=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptInput:
+    """X itself, kept to have the exact values in place of estimates."""
+
+    x: Tensor
+    config: SketchConfig
+    valid: Tensor | None
+
+    @property
+    def rows(self) -> int:
+        return len(self.x)
+
+    @property
+    def blocks(self) -> RowBlocks:
+        effective = EffectiveInput.of(self.x, self.config, self.valid)
+        return blocks_of(effective.config, len(effective.x))
+
+    def measure(self, y: Tensor, grad_weight: Tensor) -> Tensor:
+        """Return the numbers ``quantities`` reads, with the mean of ‖Ĝ‖² in place of what the sketch drew."""
+        x, y = widest(self.x), widest(y)
+        variance = noise.sketch_variance(x, y, self.config, self.valid).to(x.device, x.dtype)
+        root = ((x.t() @ y).square().sum() + variance).sqrt()
+        energy, coincidence = _norm(x) * _norm(y), _norm(_row_norms(x) * _row_norms(y))
+        zero = torch.zeros_like(root)
+        return Measured(root, energy, coincidence, root, energy, coincidence, variance, zero).stacked()
+
+
+def quantities(blocks: RowBlocks, rows: int, measured: list[float]) -> tuple[float, ...]:
+    """Turn the numbers of ``Measured`` into unbiased estimates of QUANTITIES; ``rows`` counts padded ones too.
+
+    Let Ĝ be ∂W without its exact part (the mean row's, with ``center``), g = ‖XᵀY‖² and D² that of what is sketched:
+    E‖Ĝ‖² = g + D². If D² is linear in g, solve for g. If it depends on more (g_t of each block, mirrored rows, or g
+    when one kept row alone says nothing of it), it comes from random features Xr and Yq: E(rᵀX_tᵀY_t q)² = g_t.
+    Rounding adds on top, whatever the sketch.
+    """
+    observed, energy, coincidence, sketched, sketched_energy, sketched_coincidence = (root**2 for root in measured[:6])
+    variance, rounding = measured[6:]
+    if math.isnan(variance):
+        law = law_of(blocks, blocks.dim)
+        rest = law.energy * sketched_energy + law.coincidence * sketched_coincidence
+        variance = rest + law.product * (sketched - rounding - rest) / (1 + law.product)
+    total = variance + rounding
+    product = observed - total
+    sgd = (rows * coincidence - product) / (rows - 1) if rows > 1 else math.nan
+    return product, energy, sgd, total, total * blocks.dim / max(rows - 1, 1)
+
+
+def _needs_feature(blocks: RowBlocks) -> bool:
+    return not blocks.whole and (blocks.count > 1 or blocks.dim == 1 or bool(blocks.mirrors))
+
+
+def _random_feature(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Return Xr for a random normal r, so that E[Xr rᵀXᵀ] = X Xᵀ: (rows, features) -> (rows, 1)."""
+    scale = 2.0 ** (x.shape[1].bit_length() // 2)  # long rows must not overflow fp16
+    direction = torch.randn(x.shape[1], generator=generator, device=x.device).div_(scale).to(x.dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        feature: Tensor = x @ direction
+    return widest(feature).mul(scale).unsqueeze(1)
+
+
+def _row_norms(x: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=compute_dtype(x.dtype))
+    return norms
+
+
+def _norm(x: Tensor) -> Tensor:
+    return widest(torch.linalg.vector_norm(x, dtype=compute_dtype(x.dtype)))

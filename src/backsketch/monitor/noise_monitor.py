@@ -1,0 +1,202 @@
+"""NoiseMonitor: α, D²_SGD, D²_sketch and their ratio, layer by layer, while a model trains and without its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+from ..config import SketchConfig
+from ..convert.conversion import Where
+from ..convert.twins import is_sketched
+from ..linear.graph_node import after_backward, sketch_node
+from ..linear.inputs import input_of
+from ..numerics import as_rows
+from .estimates import KeptInput, Trace
+from .noise_records import Record, Sums, settle, table
+
+_MOST_WAITING = 4096  # calls whose numbers may stay on the device: bounds what a long run holds there
+
+_WHOLE = SketchConfig(ratio=1.0)  # how an input is kept that stays as it is
+
+_OWN_STREAM = 0x2545F491  # data drawn from the very same seed would correlate with the monitor's directions
+
+
+class NoiseMonitor:
+    """Watch the noise of the sketched layers of a model.
+
+    ::
+
+        with NoiseMonitor(model) as monitor:
+            train(model)
+        print(monitor)
+
+    It sees every backward pass through a sketched layer and changes none: not the gradients, not the random numbers.
+    Between the passes it keeps one or two floats a row (row norms; a random feature for blocked and transform kinds),
+    never X. Layers inside ``torch.compile`` are not seen.
+
+    A step ends when an optimizer that holds a monitored weight has stepped, or at ``step()``. A record is the **sum
+    over the calls** of one layer in one step: micro-batches of gradient accumulation, or uses of a shared module.
+    Sketches of different inputs are independent, so the sum of ``sketch_variance`` is the variance they add to the
+    step's gradient, unless a layer reads the very same tensor twice; ``squared_gradient`` is Σ‖XᵀY‖² over the calls,
+    not the square of their sum.
+
+    ``squared_gradient``, ``sgd_variance`` and ``sketch_variance`` are unbiased, so a single value may be negative; it
+    is kept as it comes. ``alignment``, ``ratio``, ``scaled_ratio`` and ``bound`` are ratios of the sums: consistent,
+    not unbiased. A loss scale s multiplies the variances by s² and cancels in the ratios. A call with a single row has
+    no ``sgd_variance``: nan.
+
+    Args:
+        model: a model with layers converted by ``sketch_``, or one such layer.
+        where: called with a layer's name and the layer; False leaves it out.
+        every: monitor each ``every``-th step, the first included.
+        exact: keep X after all and record the exact values, for validation on a few layers.
+        callback: called with each record when its step ends, for loggers.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        where: Where | None = None,
+        every: int = 1,
+        exact: bool = False,
+        callback: Callable[[Record], object] | None = None,
+    ) -> None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"every must be a positive integer, got {every!r}")
+        self.model = model
+        self.where = where
+        self.every = every
+        self.exact = exact
+        self.callback = callback
+        self._steps: dict[int, dict[str, Sums]] = {}
+        self._waiting: list[Sums] = []
+        self._step = 0
+        self._called = False
+        self._layers: dict[str, nn.Module] = {}
+        self._handles: list[RemovableHandle] = []
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def start(self, step: int | None = None) -> NoiseMonitor:
+        """Hook the sketched layers; records of an earlier run stay.
+
+        Args:
+            step: the number of the next step, for a training that continues; records from there on are dropped. By
+                default counting goes on.
+        """
+        if self._handles:
+            if step is not None:
+                raise RuntimeError("the monitor has started: stop() it before step= says where it goes on")
+            return self
+        layers = {name: module for name, module in self.model.named_modules() if self._selects(name, module)}
+        if not layers:
+            raise ValueError("model must have a sketched layer to monitor, got none; convert it with sketch_ first")
+        self._layers = {name or "(the model)": module for name, module in layers.items()}
+        self._handles = [  # before other hooks, which may replace the output whose node is looked for
+            module.register_forward_hook(partial(self._watch, name), prepend=True, with_kwargs=True)
+            for name, module in self._layers.items()
+        ]
+        self._handles.append(register_optimizer_step_post_hook(self._after_optimizer))
+        if step is not None:
+            self._step = step
+            self._steps = {earlier: layers for earlier, layers in self._steps.items() if earlier < step}
+        return self
+
+    def stop(self) -> None:
+        """End the step and remove every hook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.step()
+
+    def __enter__(self) -> NoiseMonitor:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def step(self) -> None:
+        """End a step. Optimizers do it on their own; a step in which no monitored layer ran is not counted."""
+        if not self._called:
+            return
+        self._called = False
+        ended, self._step = self._step, self._step + 1
+        if self.callback is not None:
+            for record in self._records(ended):
+                self.callback(record)
+        elif len(self._waiting) > _MOST_WAITING:
+            self._settle()
+
+    def forget(self) -> None:
+        """Drop the records of the steps that have ended, which a long run with a ``callback`` has no more use for."""
+        self._steps = {step: layers for step, layers in self._steps.items() if step >= self._step}
+
+    def to_records(self) -> list[Record]:
+        """Return one dict for each step and layer, layers in the order of the model."""
+        return [record for step in self._steps for record in self._records(step)]
+
+    def table(self) -> str:
+        """Return a plain table, one line a layer: variances a step, ratios over all steps."""
+        return table(self.to_records())
+
+    def __str__(self) -> str:
+        return self.table() if self._steps else "no backward pass through a sketched layer was seen"
+
+    def _records(self, step: int) -> list[Record]:
+        self._settle()
+        layers = self._steps.get(step, {})
+        return [layers[name].record(step, name) for name in self._layers if name in layers]
+
+    def _settle(self) -> None:
+        settle(self._waiting)
+        self._waiting = []
+
+    def _selects(self, name: str, module: nn.Module) -> bool:
+        return is_sketched(module) and (self.where is None or self.where(name, module))
+
+    def _after_optimizer(self, optimizer: Optimizer, *_: object) -> None:
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if any(id(layer.weight) in held for layer in self._layers.values()):
+            self.step()
+
+    @torch.no_grad()
+    def _watch(
+        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> None:
+        """After a forward, leave a trace of x with the graph node of this very call.
+
+        A forward that checkpointing repeats leaves its trace with a node whose backward never runs: no duplicates.
+        """
+        if torch.compiler.is_compiling() or (node := sketch_node(output)) is None:
+            return
+        self._called = True
+        x = as_rows(input_of(args, kwargs).detach())
+        if self._step % self.every == 0 and len(x):
+            trace = self._trace(x, node.how or _WHOLE, node.valid)
+            after_backward(node, partial(self._count, self._step, name, trace))
+
+    def _trace(self, x: Tensor, config: SketchConfig, valid: Tensor | None) -> Trace | KeptInput:
+        if self.exact:
+            return KeptInput(x.clone(), config, valid)  # the layer lets x go, so it may change before backward
+        return Trace.of(x, config, self._generator(x.device), valid)
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        """Return the monitor's own generator, so that watching leaves the random numbers of the training alone."""
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device=device)
+            self._generators[device].manual_seed(torch.initial_seed() ^ _OWN_STREAM)
+        return self._generators[device]
+
+    @torch.no_grad()
+    def _count(self, step: int, name: str, trace: Trace | KeptInput, grad_weight: Tensor, grad_out: Tensor) -> None:
+        """After the backward of a call, add what it measures to its step."""
+        if not self._handles:
+            return
+        sums = self._steps.setdefault(step, {}).setdefault(name, Sums())
+        sums.add(trace.blocks, trace.rows, trace.measure(as_rows(grad_out), grad_weight))
+        self._waiting.append(sums)

@@ -1,0 +1,107 @@
+"""Running sums of what the monitor sees, and the records and the table made of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..sketches.law import RowBlocks
+from ..table import Table
+from .estimates import QUANTITIES, quantities
+
+Record: TypeAlias = dict[str, str | int | float]
+
+_COLUMNS = ("alignment", "sgd_variance", "sketch_variance", "ratio")
+
+
+@dataclass(slots=True)
+class Sums:
+    """Totals over the calls of one layer in one step; ``waiting`` holds calls whose numbers are still on the device."""
+
+    calls: int = 0
+    rows: int = 0
+    dim: int = 0
+    totals: list[float] = field(default_factory=lambda: [0.0] * len(QUANTITIES))
+    waiting: list[tuple[RowBlocks, int, Tensor]] = field(default_factory=list)
+
+    def add(self, blocks: RowBlocks, rows: int, measured: Tensor) -> None:
+        """Count one call, without waiting for its numbers."""
+        self.calls += 1
+        self.rows += rows
+        self.dim += blocks.dim
+        self.waiting.append((blocks, rows, measured))
+
+    def record(self, step: int, layer: str) -> Record:
+        """Return the totals under their names, with the ratios that follow from them."""
+        totals = dict(zip(QUANTITIES, self.totals, strict=True))
+        return {"step": step, "layer": layer, "calls": self.calls, "rows": self.rows, "dim": self.dim, **ratios(totals)}
+
+
+def settle(sums: Iterable[Sums]) -> None:
+    """Fetch what is waiting, with one wait a device, and add it up."""
+    groups: dict[torch.device, list[tuple[Sums, RowBlocks, int, Tensor]]] = {}
+    for total in sums:
+        for blocks, rows, measured in total.waiting:
+            groups.setdefault(measured.device, []).append((total, blocks, rows, measured))
+        total.waiting = []
+    for group in groups.values():
+        numbers = iter(torch.cat([measured for _, _, _, measured in group]).tolist())
+        for total, blocks, rows, measured in group:
+            found = quantities(blocks, rows, [next(numbers) for _ in range(len(measured))])
+            total.totals = [old + new for old, new in zip(total.totals, found, strict=True)]
+
+
+def ratios(totals: Mapping[str, float]) -> dict[str, float]:
+    """Add what follows from totals: α, D²_sketch / D²_SGD, and both sides of the paper's Theorem 1."""
+    alignment = _divide(totals["squared_gradient"], totals["energy"])
+    return {
+        **totals,
+        "alignment": alignment,
+        "ratio": _divide(totals["sketch_variance"], totals["sgd_variance"]),
+        "scaled_ratio": _divide(totals["scaled_variance"], totals["sgd_variance"]),
+        "bound": _divide(alignment + 1, alignment),
+    }
+
+
+def with_variance(records: Sequence[Record]) -> Sequence[Record]:
+    """Return the records but for those of a single row, as a last batch may be, unless there are no others."""
+    return [record for record in records if not math.isnan(float(record["sgd_variance"]))] or records
+
+
+def add_up(records: Sequence[Record]) -> dict[str, float]:
+    """Return the sums over the records that have a variance."""
+    known = with_variance(records)
+    return {name: sum(float(record[name]) for record in known) for name in QUANTITIES}
+
+
+def by_layer(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Return layer -> its records, in the order in which layers come up."""
+    layers: dict[str, list[Record]] = {}
+    for record in records:
+        layers.setdefault(str(record["layer"]), []).append(record)
+    return layers
+
+
+def table(records: Sequence[Record]) -> str:
+    """Lay out one line a layer: variances averaged over steps, ratios of the totals."""
+    titles = ("layer", "steps", "calls", "alignment", "D² SGD", "D² sketch", "ratio")
+    rows = tuple(_line(layer, own) for layer, own in by_layer(records).items())
+    return str(Table(titles, rows, numeric=frozenset(range(1, len(titles)))))
+
+
+def _line(layer: str, records: list[Record]) -> tuple[str, ...]:
+    known = with_variance(records)
+    totals = ratios(add_up(known))
+    for name in ("sgd_variance", "sketch_variance"):
+        totals[name] /= len(known)
+    calls = sum(int(record["calls"]) for record in records)
+    return layer, str(len(records)), str(calls), *(f"{totals[name]:.4g}" for name in _COLUMNS)
+
+
+def _divide(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else math.nan

@@ -1,0 +1,53 @@
+"""The noise that few-bit storage adds to ∂W: Σ_j ‖(SᵀY)_j‖² v_j over kept rows j, rounded with variance v_j."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..config import SketchConfig
+from ..numerics import row_slabs, widest
+from ..sketches import SKETCHES, Sketch, make_sketch
+from ..sketches.law import RowBlocks
+from ..storage.packing import rounding_variance
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """What rounding adds, once Y is known.
+
+    Kinds that keep rows as they are have it in closed form: each row is kept with probability k/B, so its mean over S
+    is B/k · Σ_i ‖y_i‖² v_i over all rows. A kind that mixes rows rounds mixtures, whose fractions of a step have no
+    closed form: there it is what rounding adds under one S, drawn apart from the layer's own.
+    """
+
+    variances: Tensor
+    weight: float
+    sketch: Sketch | None
+
+    @classmethod
+    def of(cls, x: Tensor, blocks: RowBlocks, config: SketchConfig, seed: int) -> Rounding:
+        """Read off x, as it is sketched, what rounding needs: (rows, in_features)."""
+        if config.bits is None:
+            raise ValueError("bits must be 8, 4 or 2 for rounding to add noise, got None")
+        if not mixes_rows(blocks):
+            return cls(_variances(x, config.bits), blocks.rows / blocks.dim, None)
+        sketch = make_sketch(blocks.kind, blocks.rows, blocks.dim, seed, config.block)
+        return cls(_variances(sketch.compress(x), config.bits), float(sketch.gain), sketch)
+
+    def variance(self, y: Tensor) -> Tensor:
+        """Return what rounding adds to D²: y (rows, out_features) -> ()."""
+        weights = widest(y if self.sketch is None else self.sketch.compress(y)).square().sum(1)
+        return self.weight * (weights * self.variances).sum()
+
+
+def mixes_rows(blocks: RowBlocks) -> bool:
+    """Tell whether a kept row is a mixture of rows, not one of them."""
+    return not blocks.whole and SKETCHES[blocks.kind].mixes_rows
+
+
+def _variances(x: Tensor, bits: int) -> Tensor:
+    slabs = [rounding_variance(x[slab], bits) for slab in row_slabs(*x.shape)]
+    return widest(torch.cat(slabs) if slabs else x.new_zeros(0))

@@ -1,0 +1,1 @@
+"""From a budget of bytes to a config for every layer."""

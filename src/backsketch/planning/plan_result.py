@@ -1,0 +1,84 @@
+"""Plan: a config for every layer, and what to expect of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ..config import SketchConfig
+from ..table import Table, change, readable, together
+
+
+class PlanError(ValueError):
+    """A model and a batch for which there is no such plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLayers:
+    """Layers that share an input: the config they get (None: they stay exact), bytes today and then, noise then."""
+
+    layers: tuple[str, ...]
+    config: SketchConfig | None
+    bytes_before: int
+    bytes_after: int
+    noise: float
+
+
+@dataclass(frozen=True, eq=False)
+class Plan(Mapping[str, SketchConfig | None]):
+    """Layer name -> config, or None to leave it exact; ``sketch_`` takes it as it is. Print it to see what to expect.
+
+    Attributes:
+        configs: the mapping itself; parts: the same by sets of layers that share an input.
+        budget: bytes that linear inputs may keep.
+        kept_before, kept_after: all bytes kept for backward, parameters apart.
+    """
+
+    configs: Mapping[str, SketchConfig | None]
+    parts: tuple[PlannedLayers, ...]
+    budget: int
+    kept_before: int
+    kept_after: int
+
+    @property
+    def bytes_before(self) -> int:
+        """Return what linear inputs keep today, those apart that someone else holds anyway."""
+        return sum(part.bytes_before for part in self.parts)
+
+    @property
+    def bytes_after(self) -> int:
+        """Return what linear inputs keep under the plan."""
+        return sum(part.bytes_after for part in self.parts)
+
+    @property
+    def noise(self) -> float:
+        """Return D² under the plan: the expected squared error of all weight gradients together."""
+        return sum(part.noise for part in self.parts)
+
+    def __getitem__(self, name: str) -> SketchConfig | None:
+        return self.configs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.configs)
+
+    def __len__(self) -> int:
+        return len(self.configs)
+
+    def __str__(self) -> str:
+        titles = ("layers", "today", "planned", "noise", "config")
+        rows = tuple(
+            (
+                together(part.layers),
+                readable(part.bytes_before),
+                readable(part.bytes_after),
+                f"{part.noise:.3g}",
+                str(part.config) if part.config else "exact",
+            )
+            for part in self.parts
+        )
+        notes = (
+            f"linear inputs: {change(self.bytes_before, self.bytes_after)}, budget {readable(self.budget)}",
+            f"all kept for backward: {change(self.kept_before, self.kept_after)}",
+            f"expected noise of the weight gradients: {self.noise:.3g}",
+        )
+        return str(Table(titles, rows, notes, numeric=frozenset({1, 2, 3})))

@@ -1,0 +1,41 @@
+"""What the demo compares: exact training, the paper's sketch, two of ours, and checkpointing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from torch.utils.checkpoint import checkpoint
+
+from ...config import SketchConfig
+from ...convert.conversion import sketch_
+from ...memory.profile_result import Profile
+from .model import ByteModel
+
+EXACT, PAPER, ROWS, RECOMMENDED, CHECKPOINTING = "exact", "paper", "rows", "recommended", "checkpointing"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One way to train: its key in the record, its name for people, and the sketch if it has one."""
+
+    key: str
+    name: str
+    config: SketchConfig | None = None
+
+    def convert(self, model: ByteModel, seen: Profile) -> None:
+        """Turn ``model`` to this way of training in place; layers that cannot pay, as ``seen``, stay exact."""
+        if self.config is not None:
+            sketch_(model, self.config, profile=seen)
+        elif self.key == CHECKPOINTING:
+            for block in model.blocks:
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+CONTENDERS = (
+    Contender(EXACT, "exact"),
+    Contender(PAPER, "paper's Gaussian", SketchConfig(kind="gaussian", ratio=0.1)),
+    Contender(ROWS, "rows", SketchConfig(kind="rows", ratio=0.1)),
+    Contender(RECOMMENDED, "recommended", SketchConfig.recommended(keep=0.1)),
+    Contender(CHECKPOINTING, "checkpointing"),
+)

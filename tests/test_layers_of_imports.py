@@ -1,0 +1,104 @@
+"""Imports run one way: a room imports those below it, the library imports no program, and no module is hidden."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import backsketch
+
+SOURCE = Path(backsketch.__file__).parent
+
+# From the ground up: a room may import what stands before it, and itself.
+ROOMS = [
+    {"numerics", "seeds", "table", "tensor_storages", "torch_private"},
+    {"sketches"},
+    {"storage"},
+    {"config"},
+    {"masks"},
+    {"linear"},
+    {"convert"},
+    {"noise"},
+    {"memory"},
+    {"monitor"},
+    {"plots"},
+    {"planning"},
+    {"integrations"},
+    {"programs"},
+    {"cli"},
+    {"__main__"},
+]
+FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
+PROGRAMS = {"programs", "cli", "__main__"}
+
+
+def room_of(path):
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path, code):
+    """Return the rooms that a file imports when it runs: not those for type checking alone."""
+    package = ("backsketch", *path.relative_to(SOURCE).parent.parts)
+    found = set()
+    for node in _run(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else ()
+            names = [*start, *(node.module or "").split(".")] if node.module else list(start)
+            targets = [names] if len(names) > 1 else [[*names, alias.name] for alias in node.names]
+        elif isinstance(node, ast.Import):
+            targets = [alias.name.split(".") for alias in node.names]
+        else:
+            continue
+        found |= {target[1] for target in targets if target[0] == "backsketch" and len(target) > 1}
+    return {room for room in found if room in FLOOR}
+
+
+def _run(node):
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from _run(child)
+
+
+FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
+
+
+def test_every_room_is_known():
+    assert {room_of(path) for path in FILES} == set(FLOOR)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_a_room_imports_only_what_is_below_it(path):
+    own = room_of(path)
+    above = {room for room in imported_rooms(path, path.read_text()) - {own} if FLOOR[room] >= FLOOR[own]}
+    assert not above, f"{own} imports {above}, which stand above or beside it"
+
+
+def test_the_public_names_need_no_program():
+    rooms = imported_rooms(SOURCE / "__init__.py", (SOURCE / "__init__.py").read_text())
+    assert rooms
+    assert not rooms & PROGRAMS
+
+
+def test_the_check_can_fail():
+    path = SOURCE / "linear" / "algorithm.py"
+    assert imported_rooms(path, "from ..memory.peak import peak_memory") == {"memory"}
+    assert imported_rooms(path, "def f():\n    from ..programs import demo") == {"programs"}
+    assert imported_rooms(path, "from .. import noise") == {"noise"}
+    assert imported_rooms(path, "import backsketch.cli") == {"cli"}
+    assert imported_rooms(path, "if TYPE_CHECKING:\n    from ..memory.peak import peak_memory") == set()
+
+
+@pytest.mark.parametrize("package", list(SOURCE.rglob("__init__.py")), ids=lambda path: path.parent.name)
+def test_no_module_is_hidden_by_a_function_of_its_name(package):
+    modules = {path.stem for path in package.parent.glob("*.py")} | {
+        path.name for path in package.parent.iterdir() if path.is_dir()
+    }
+    names = {
+        alias.asname or alias.name
+        for node in ast.walk(ast.parse(package.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
+    assert not modules & names
