@@ -404,6 +404,21 @@ def test_torch_jit_is_refused_in_words():
     torch.testing.assert_close(traced(x), model(x))
 
 
+def test_torch_export_of_a_training_model_is_refused_in_words():
+    model, x = sketch_(nn.Sequential(nn.Linear(FEATURES, 5)), SketchConfig(ratio=0.5)), torch.randn(40, FEATURES)
+    for strict in (False, True):
+        with pytest.raises(Exception, match=r"torch.export would lose the gradient of a sketched layer"):
+            torch.export.export(model, (x,), strict=strict)
+    torch.testing.assert_close(torch.export.export(model.eval(), (x,)).module()(x), model(x))
+
+
+def test_a_gradient_that_can_be_differentiated_can_be_changed_in_place():
+    weight = torch.randn(5, FEATURES, requires_grad=True)
+    out = sketched_linear(torch.randn(40, FEATURES, requires_grad=True), weight, None, SketchConfig(ratio=0.5))
+    (grad,) = torch.autograd.grad(out.square().sum(), weight, create_graph=True)
+    grad.mul_(2)
+
+
 @pytest.mark.parametrize("config", every_config(0.25, center=True) + every_config(0.25, bits=4), ids=str)
 def test_fake_tensors_have_the_shapes_of_a_step(config):
     """FakeTensorMode follows a step without values; what is kept has the bytes that it really takes."""

@@ -100,6 +100,21 @@ def test_selective_checkpointing_finds_masks_again_whatever_it_saves(policy):
         torch.testing.assert_close(weight.grad, expected)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_selective_checkpointing_around_other_hooks_runs_the_same_operations_twice(policy):
+    layer, x, y = Attention(), torch.randn(ROWS, WIDTH) + 0.5, torch.randn(ROWS, WIDTH)
+    layer(x).backward(y)
+    sketch_(layer, SketchConfig(ratio=0.5))
+
+    def region(x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            hidden = layer.q(x) + layer.k(x) + layer.v(x)
+        return layer.o(nn.functional.gelu(hidden))
+
+    samples = projections(layer, selective(region, POLICIES[policy]()), x, y)
+    assert within_five_standard_errors(samples, 1)
+
+
 def ways():
     """Return the three ways to checkpoint, as functions of a layer and its input."""
     return {

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -208,6 +209,22 @@ def test_a_memory_budget_of_zero_keeps_the_inputs_of_the_graph_alone():
     x = torch.randn(ROWS, FEATURES)
     with partitioner.patch(activation_memory_budget=0.0):
         assert activations(compiled(model, MIN_CUT), model, x) == [x.nbytes]
+
+
+@pytest.mark.parametrize("ratio", [0.25, 1.0])
+def test_compiled_autograd_runs_the_backward_of_eager_layers(ratio):
+    from torch._dynamo.compiled_autograd import _enable
+
+    model, x = sketch_(Chain(), SketchConfig(ratio=ratio)), torch.randn(32, FEATURES)
+    gradients = []
+    for compiled in (False, True):
+        model.zero_grad()
+        torch.manual_seed(3)
+        with _enable(torch.compile(backend="eager")) if compiled else nullcontext():
+            model(x).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_checkpointing_inside_a_compiled_model():

@@ -25,8 +25,10 @@ HELPERS = 6 * 2**20  # bytes that sketching may take for a moment, whatever the 
 
 CONFIGS = [SketchConfig.recommended(), SketchConfig.recommended(0.27), SketchConfig(ratio=0.1)]
 CONFIGS += [SketchConfig(ratio=1.0, bits=bits, center=center) for bits in (8, 4, 2) for center in (False, True)]
+CONFIGS += [SketchConfig(ratio=0.9, center=True), SketchConfig(ratio=0.9, bits=8), SketchConfig(ratio=0.5)]
 CONFIGS += [SketchConfig(kind="hadamard", ratio=0.25, block=64, center=center) for center in (False, True)]
 KINDS_DRAWN = [SketchConfig(kind=kind, ratio=0.1, center=True) for kind in KINDS]
+KINDS_DRAWN += [SketchConfig(kind="hash", ratio=0.9, center=True)]
 KINDS_DRAWN += [SketchConfig(kind=kind, ratio=0.25, block=64, bits=4) for kind in KINDS]
 
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+
+
+def is_exporting() -> bool:
+    """Tell whether torch.export is tracing; torch 2.6 does not tell, and takes the layer for compiled."""
+    return bool(getattr(torch.compiler, "is_exporting", lambda: False)())
 
 
 def is_fake(tensor: Tensor) -> bool:

@@ -12,11 +12,11 @@ from ..config import SketchConfig, check_config
 from ..masks.promise import check_promise
 from ..numerics import as_rows
 from ..seeds import draw_seed
-from ..torch_private import is_fake
+from ..torch_private import is_exporting, is_fake
 from .checkpointing import inside_checkpoint, warn_of_checkpoint
 from .func_transforms import check_backward, check_forward
 from .held_inputs import held_by_producer, saved_by_producer
-from .inputs import autocast_to, check_inputs
+from .inputs import autocast_to, check_inputs, not_a_view
 from .keep_or_share import keep_or_share
 from .operators import opaque_keep, traced_keep, traced_weight_gradient
 from .weight_gradient import weight_gradient
@@ -58,6 +58,8 @@ def layer_linear(
     check_inputs(x, weight)
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         raise RuntimeError(_TRACED)
+    if is_exporting():
+        raise RuntimeError(_EXPORTED)
     if seed is None and config.keeps_all:  # an operator would have to copy x to keep it
         return F.linear(x, weight, bias)
     device = x.device.type
@@ -152,7 +154,7 @@ def _forward(
     # Not by autocast itself, whose cache would hand this detached copy to other users of the weight.
     out = F.linear(x, autocast_to(weight, cast), None if bias is None else autocast_to(bias, cast))
     # F.linear may return a view of a matrix it made, and autograd lets no one change such an output in place.
-    return out if out.dim() == 2 else torch.ops.aten._unsafe_view.default(out, out.shape)
+    return out if out.dim() == 2 else not_a_view(out)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
@@ -221,8 +223,9 @@ def _gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
 
 def _estimate(ctx: Any, y: Tensor, valid: Tensor | None, kept: tuple[Tensor, ...]) -> Tensor:
     """Return ∂W. With ``create_graph=True`` ∂x and ∂b are differentiable, and to differentiate this is an error."""
-    if torch.compiler.is_compiling():
-        return traced_weight_gradient(kept, y, ctx.how, ctx.in_features, valid).to(ctx.weight_dtype)
+    if torch.compiler.is_compiling() and ctx.how is not None:
+        how = ctx.how if isinstance(ctx.how, str) else ctx.how.as_json  # compiled autograd meets graphs of eager mode
+        return traced_weight_gradient(kept, y, how, ctx.in_features, valid).to(ctx.weight_dtype)
     with torch.no_grad():
         if ctx.how is None:
             gradient = y.t() @ as_rows(kept[0])
@@ -242,7 +245,7 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def forward(gradient: Tensor, *origins: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
+        return not_a_view(gradient)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -253,6 +256,10 @@ class _Once(torch.autograd.Function):
         raise RuntimeError(_TWICE)
 
 
+_EXPORTED = (
+    "torch.export would lose the gradient of a sketched layer that trains: export the model in eval(), or call "
+    "backsketch.unsketch_(model) first"
+)
 _TRACED = (
     "torch.jit.trace would freeze the random numbers of a sketched layer that trains: trace the model in eval(), or "
     "call backsketch.unsketch_(model) first; torch.compile takes it as it is"

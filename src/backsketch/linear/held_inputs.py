@@ -19,7 +19,7 @@ _OUTPUTS = tuple(_SAVED + name for name in ("result", "output", "out"))
 def held_by_producer(x: Tensor) -> bool:
     """Tell whether the operation that made ``x`` has saved the memory behind it, unpacked, for backward."""
     storage = x.untyped_storage()._cdata
-    return any(saved.untyped_storage()._cdata == storage for saved in _saved_tensors(_producer(x)))
+    return any(saved.untyped_storage()._cdata == storage for saved in _saved_tensors(producer_of(x)))
 
 
 def saved_by_producer(x: Tensor) -> bool:
@@ -27,11 +27,11 @@ def saved_by_producer(x: Tensor) -> bool:
 
     Inside a checkpointed region, where the two passes must decide alike: in the first one nothing is held.
     """
-    node = _producer(x)
+    node = producer_of(x)
     return node is not None and any(hasattr(node, name) for name in _OUTPUTS)
 
 
-def _producer(x: Tensor) -> Any:
+def producer_of(x: Tensor) -> Any:
     """Return the graph node of the operation that made the memory behind ``x``."""
     base = x._base if x._is_view() else x
     return None if base is None else base.grad_fn

@@ -37,7 +37,7 @@ def keep(x: Tensor, config: SketchConfig, seed: Tensor, valid: Tensor | None = N
         rows = torch.cat([sketch.compress(half.masked_fill(padded, 0)) for half in x.chunk(2, 1)], 1)
     if config.center:
         ones = x.new_ones(len(x), 1) if valid is None else valid.unsqueeze(1).to(x.dtype)
-        rows = torch.addmm(rows, sketch.compress(ones), mean[0].unsqueeze(0), alpha=-1)
+        rows.addmm_(sketch.compress(ones), mean[0].unsqueeze(0), alpha=-1)
     if config.bits is None:
         return seed, rows, *mean
     return seed, *pack(rows, config.bits, _dither(x, seed)), *mean

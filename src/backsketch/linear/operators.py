@@ -27,6 +27,7 @@ from ..masks.scopes import masked_rows
 from ..numerics import as_rows, compute_dtype
 from ..seeds import draw_seed
 from ..storage.packing import group_count, packed_bytes
+from .checkpointing import inside_checkpoint
 from .keep_or_share import keep_or_share
 from .keeping import keep
 from .sharing import Kept
@@ -105,7 +106,7 @@ def _keep_or_share(source: Tensor, x: Tensor, seed: Tensor, reader: int, as_json
 
 
 def _shapes_kept_or_shared(source: Tensor, x: Tensor, seed: Tensor, reader: int, as_json: str) -> list[Tensor]:
-    valid = masked_rows(x)
+    valid = None if inside_checkpoint() else masked_rows(x)  # which no seed can recall when a region runs again
     return [_no_rows(x) if valid is None else valid, *_shapes_kept(as_rows(x), as_json)]
 
 

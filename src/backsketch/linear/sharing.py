@@ -10,13 +10,17 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from .held_inputs import producer_of
+
 Kept = tuple[Tensor, ...]
 
 _PROBED_VALUES = 64
+_GOLDEN = 0.6180339887498949
 
 
 class _Memo(threading.local):
@@ -85,12 +89,19 @@ def identity(x: Tensor) -> Hashable:
 
 
 def _probe(x: Tensor) -> tuple[float, ...] | None:
-    """Return some values of a tensor that no operation of autograd made, on the CPU; None for any other.
+    """Return a sum and some values of a tensor on the CPU whose memory no operation of autograd made; else None.
 
     Such memory may be shared with NumPy or another process, which fill it again without counting up its version.
     """
-    if x.grad_fn is not None or not x.is_cpu or not x.numel():
+    if not x.is_cpu or not x.numel() or producer_of(x) is not None:
         return None
-    step = max(1, x.numel() // _PROBED_VALUES)
-    flat = x.detach().view(-1) if x.is_contiguous() else x.detach()[..., 0].reshape(-1)
-    return tuple(flat[::step][:_PROBED_VALUES].tolist())
+    x = x.detach()
+    return float(x.sum(dtype=torch.float64)), *x[_scattered(x.shape)].tolist()
+
+
+@lru_cache(maxsize=64)
+def _scattered(shape: torch.Size) -> tuple[Tensor, ...]:
+    """Return the indices of some values, scattered over all dimensions of a tensor."""
+    count = shape.numel()
+    places = torch.arange(_PROBED_VALUES, device="cpu") * int(count * _GOLDEN) % count
+    return torch.unravel_index(places, shape)

@@ -60,7 +60,8 @@ def _output_slabs(sketch: Sketch, y: Tensor, in_features: int) -> Iterator[slice
     An exact layer has its input and the input's gradient at once: what stands here in their place must not be more. A
     layer with many outputs for its inputs, as lm_head is, would raise the peak of the step.
     """
-    outputs, most = y.shape[1], len(y) * in_features // 2
+    outputs = y.shape[1]
+    most = len(y) * in_features // (2 if y.dtype == compute_dtype(y.dtype) else 8)  # rows may stand there unpacked too
     width = outputs
     if not isinstance(sketch, Whole) and sketch.dim * outputs > most:
         width = max(_LEAST_OUTPUTS, most // max(sketch.dim, 1))

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..linear import operators as ops
 from ..tensor_storages import model_tensors
+from ..torch_private import is_fake
 from .live_storages import ACTIVATIONS, GRADIENTS, OPTIMIZER_STATES, PARAMETERS, LiveStorages, Peak, Place
 from .running_module import RunningModule
 from .saved import Held
@@ -162,7 +163,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watcher = watcher
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (inside := ops.OPAQUE.get(func)) is not None:
+        if (inside := ops.OPAQUE.get(func)) is not None and not any(map(is_fake, _tensors(args))):
             with self:
                 return inside(*args, **(kwargs or {}))
         self._watcher.used(_tensors((args, kwargs)))
