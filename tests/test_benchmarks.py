@@ -108,7 +108,7 @@ def counted(monkeypatch):
         "growth": {"name": "rows", "rows": [1, 2], "seconds": [1.0, 2.0], "slope": 1.0, "last_slope": 1.0},
     }
     for name, entry in entries.items():
-        monkeypatch.setitem(speed.PARTS, name, lambda quick, name=name, entry=entry: ran.append(name) or [entry])
+        monkeypatch.setitem(speed.PARTS, name, lambda quick, name=name, entry=entry: ran.append(name) or [entry])  # type: ignore[func-returns-value]
     return ran
 
 

@@ -5,6 +5,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ FILES = sorted(
 
 
 def distribution(requirement):
-    return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
+    return re.match(r"[\w.-]+", requirement).group().lower().replace("_", "-")
 
 
 def declared(extras):
@@ -113,7 +114,7 @@ def test_what_needs_a_newer_python_is_declared_for_older_ones():
 def test_a_grid_is_read_without_tomllib(monkeypatch):
     monkeypatch.setitem(sys.modules, "tomli", tomllib)
     monkeypatch.setitem(sys.modules, "tomllib", None)
-    spec = importlib.util.spec_from_file_location("older_grid", ROOT / "experiments" / "grid.py")
+    spec: Any = importlib.util.spec_from_file_location("older_grid", ROOT / "experiments" / "grid.py")
     grid = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "older_grid", grid)
     spec.loader.exec_module(grid)

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import complexity
 import pytest
@@ -238,7 +239,7 @@ def test_a_mistake_in_the_data_is_found_before_anything_runs(place, tmp_path):
 
 @pytest.mark.parametrize("measure", MEASURES)
 def test_every_measure_is_checked(measure, place):
-    values = {
+    values: dict[str, dict[str, Any]] = {
         "finetune": {"task": "CoLA", "model": "model", "exact": True},
         "memory": {"task": "CoLA", "model": "model", "exact": True, "file": "dev.tsv"},
         "complexity": {"rows": 3, "inputs": 3, "outputs": 3, "ratio": 0.5},
