@@ -170,3 +170,4 @@ def test_no_warning_without_a_checkpoint(monkeypatch):
         with torch.autograd.graph.save_on_cpu():
             out = layer(torch.randn(ROWS, WIDTH))
         out.sum().backward()
+    assert not checkpointing._warned

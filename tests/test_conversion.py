@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+import warnings
 from typing import Any
 
 import pytest
@@ -53,7 +54,11 @@ def test_without_a_config_it_takes_the_recommended_one():
 
 
 def test_a_pattern_is_not_unused_because_where_says_no():
-    sketch_(mlp(), {"0": CONFIG, "2.*": CONFIG}, where=lambda name, module: name == "0")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model = sketch_(mlp(), {"0": CONFIG, "2.*": CONFIG}, where=lambda name, module: name == "0")
+    assert told == []
+    assert configs(model) == {"0": CONFIG}
 
 
 def test_where_chooses_layers():

@@ -504,7 +504,8 @@ def test_the_end_of_a_text_pads_where_nothing_else_does(place, tmp_path):
         path.write_text(json.dumps(names))
 
     model = broken_model(place, tmp_path, without_padding)
-    finetune(replace(settings(place, max_steps=1), model=str(model)), tmp_path / "out")
+    record = finetune(replace(settings(place, max_steps=1), model=str(model)), tmp_path / "out")
+    assert record["results"]["steps"] == 1
 
 
 def test_texts_end_where_the_positions_do():

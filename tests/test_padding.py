@@ -247,8 +247,9 @@ def test_modules_inside_are_under_the_mask_around_them(mask):
 
     model = sketch_(Outer(), CONFIG)
     model(torch.randn(BATCH, LENGTH, FEATURES), mask.long())
-    for rows in (*model.inner.rows, *model.plain.rows):
-        assert torch.equal(rows, mask.flatten())
+    seen = (*model.inner.rows, *model.plain.rows)
+    assert len(seen) == 2
+    assert all(torch.equal(rows, mask.flatten()) for rows in seen)
 
 
 def test_a_model_is_found_inside_whatever_calls_it(mask):

@@ -335,9 +335,11 @@ def test_a_plan_asks_a_dataset_only_for_what_it_has(tmp_path):
                 raise KeyError(index)
             return super().__getitem__(index)
 
-    trainer = make_trainer(tmp_path, SketchCallback(budget="50%"))
+    callback = SketchCallback(budget="50%")
+    trainer = make_trainer(tmp_path, callback)
     trainer.train_dataset = Few()
     trainer.train()
+    assert callback.planned
 
 
 def test_a_plan_takes_data_that_are_a_stream_of_known_length(tmp_path):
