@@ -18,7 +18,7 @@ from .profile import profile
 from .sketches import SKETCHES
 from .summary import summary
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "SKETCHES",
