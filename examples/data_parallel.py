@@ -5,8 +5,8 @@ import socket
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import backsketch as bs
@@ -49,4 +49,4 @@ if __name__ == "__main__":
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    mp.spawn(work, (port,), nprocs=RANKS)
+    spawn(work, (port,), nprocs=RANKS)

@@ -35,4 +35,4 @@ for step in range(4):
 
 bs.unsketch_(model)
 merged = model.merge_and_unload()
-print("merged:", type(merged.bert.encoder.layer[0].attention.self.query).__name__)
+print("merged:", type(merged.get_submodule("bert.encoder.layer.0.attention.self.query")).__name__)

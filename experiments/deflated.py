@@ -71,7 +71,7 @@ class _Deflated(torch.autograd.Function):
         core = rows @ basis
         sketch = sketch_for(config, len(rows), seed, valid)
         rest = torch.addmm(sketch.compress(rows), sketch.compress(core), basis.t(), alpha=-1)
-        kept = (rest,)
+        kept: tuple[Tensor, ...] = (rest,)
         if config.bits is not None:
             kept = pack(rest, config.bits, torch.Generator().manual_seed(int(seed) ^ _DITHER_STREAM))
         ctx.save_for_backward(weight, basis, core, valid, seed, *kept)

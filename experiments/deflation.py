@@ -106,11 +106,11 @@ def compare(
 ) -> list[Result]:
     """Measure every way that fits every layer at every budget; all of them leave padded rows out."""
     shapes = [(layer.x.shape[:-1].numel(), layer.x.shape[-1]) for layer in layers]
-    cells = {}
+    cells: dict[tuple[float, Way], list[Deflation]] = {}
     for budget in budgets:
         for way in ways:
-            spent = [way.spend(budget, *shape) for shape in shapes]
-            if None not in spent:
+            spent = [own for shape in shapes if (own := way.spend(budget, *shape)) is not None]
+            if len(spent) == len(shapes):
                 cells[budget, way] = spent
     main = main_layer(layers)
     place = next(place for place, layer in enumerate(layers) if layer is main)
@@ -152,18 +152,21 @@ def _ratio(layer: Activation, setting: Deflation) -> Tensor:
 
 
 def _step(layer: Activation, setting: Deflation | None) -> Callable[[], object]:
-    module: nn.Linear = nn.Linear(layer.x.shape[-1], layer.y.shape[-1])
-    assert layer.valid is not None
+    module: nn.Linear
+    valid = layer.valid
+    assert valid is not None
     if setting is not None and setting.rank:
-        module.__class__ = DeflatedLinear
-        module.deflation, module.valid = setting, layer.valid.reshape(-1)
-    elif setting is not None:
-        sketch_(module, setting.config)
+        module = deflated = DeflatedLinear(layer.x.shape[-1], layer.y.shape[-1])
+        deflated.deflation, deflated.valid = setting, valid.reshape(-1)
+    else:
+        module = nn.Linear(layer.x.shape[-1], layer.y.shape[-1])
+        if setting is not None:
+            sketch_(module, setting.config)
     x = layer.x.detach().clone().requires_grad_()
     wanted = (x, *module.parameters())
 
     def step() -> tuple[Tensor, ...]:
-        with valid_rows(layer.valid):
+        with valid_rows(valid):
             out = module(x)
         return torch.autograd.grad(out, wanted, layer.y)
 

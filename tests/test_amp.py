@@ -52,7 +52,8 @@ def test_the_scaler_trains_in_fp16_and_skips_a_step_that_overflows():
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=1000)
     x, y = torch.randn(ROWS, FEATURES), torch.randn(ROWS, OUTPUTS)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    losses, skipped = [], 0
+    losses: list[float] = []
+    skipped = 0
     for _ in range(60):
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.float16):

@@ -23,8 +23,8 @@ GLUE_RECORDS = HERE / "records" / "glue"
 def results(cell, draw):
     """Return made-up results of a cell, in the form that its measure writes."""
     if cell.measure == "complexity":
-        names = ("dim", "forward_multiply_adds", "backward_multiply_adds", "kept_bytes")
-        return dict.fromkeys(names, draw.randrange(10**9))
+        counts = ("dim", "forward_multiply_adds", "backward_multiply_adds", "kept_bytes")
+        return dict.fromkeys(counts, draw.randrange(10**9))
     if cell.measure == "throughput":
         rounds = [draw.uniform(0.5, 1.5) for _ in range(5)]
         return {way: {"relative": rounds[0], "relative_of_rounds": rounds} for way in cell.values["ways"]}

@@ -1,13 +1,14 @@
 """Algorithm 1: what is exact, what is unbiased, and what is kept."""
 
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from backsketch import SketchConfig, saved_memory, sketch_, sketched_linear, valid_rows
@@ -140,7 +141,7 @@ def test_autocast_is_that_of_linear(config, autocast):
 @pytest.mark.parametrize("weight", [torch.float64, torch.float32])
 def test_autocast_casts_what_it_casts_for_linear_and_no_more(x, weight):
     x, weight = torch.ones(10, FEATURES, dtype=x), torch.randn(OUTPUTS, FEATURES, dtype=weight, requires_grad=True)
-    outcomes = []
+    outcomes: list[object] = []
     for function in (F.linear, sketched_linear):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             try:
@@ -364,7 +365,7 @@ def test_the_weight_gradient_of_torch_func_is_differentiated_by_autograd_neither
         torch.autograd.grad(grad.square().sum(), before)
 
 
-CHANGES = {
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "ReLU": nn.ReLU(inplace=True),
     "Dropout": nn.Dropout(0.5, inplace=True),
     "+=": lambda h: h.add_(1),

@@ -69,7 +69,7 @@ def test_each_test_is_shown_when_it_is_done(monkeypatch, capsys):
 
 @pytest.mark.usefixtures("_few")
 def test_it_uses_one_thread_and_gives_the_others_back(monkeypatch):
-    threads, right = [], selftest.sketched_linear
+    threads, right = [], selftest.sketched_linear  # type: ignore[attr-defined]
 
     def watched(*given):
         threads.append(torch.get_num_threads())
@@ -103,7 +103,7 @@ def test_a_biased_gradient_is_found(monkeypatch, capsys):
 @pytest.mark.usefixtures("_few")
 @pytest.mark.parametrize(("place", "name"), [(0, "output"), (1, "∂X"), (2, "∂b")])
 def test_what_should_be_exact_is_compared_bit_for_bit(place, name, monkeypatch):
-    right = selftest.sketched_linear
+    right = selftest.sketched_linear  # type: ignore[attr-defined]
 
     def slightly_wrong(x, weight, bias, config):
         out = right(x, weight, bias, config)

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -204,7 +205,7 @@ class Blocks(nn.Module):
         self.first, self.second = first, second
 
     def forward(self, x):
-        block = self.layer[0]
+        block: Any = self.layer[0]
         return block[self.second](block[self.first](x).relu())
 
 

@@ -28,10 +28,10 @@ def test_defaults_are_plain():
 
 def test_is_keyword_only_frozen_hashable_and_picklable():
     with pytest.raises(TypeError):
-        SketchConfig("rows")
+        SketchConfig("rows")  # type: ignore[call-arg]
     config = SketchConfig(ratio=0.5, block=128)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        config.ratio = 0.2
+        config.ratio = 0.2  # type: ignore[misc]
     assert hash(config) == hash(SketchConfig(ratio=0.5, block=128))
     assert pickle.loads(pickle.dumps(config)) == config
 

@@ -158,7 +158,7 @@ def test_ctrl_c_shows_and_saves_how_far_it_came(tiny, tmp_path, monkeypatch, cap
         if race.steps == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo_run.View, "show", stop)
+    monkeypatch.setattr(demo_run.View, "show", stop)  # type: ignore[attr-defined]
     assert main(["demo", "--quick", "--out", str(tmp_path)]) == 130
     shown = capsys.readouterr()
     assert shown.err.splitlines()[-1] == "backsketch: stopped after 3 steps"

@@ -21,6 +21,9 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 README = (ROOT / "README.md").read_text()
+LINK = re.compile(r"\]\(([^)#]+)[^)]*\)")
+COMMAND = re.compile(r"^backsketch (.*)$", flags=re.MULTILINE)
+SCRIPT = re.compile(r"python ((?:benchmarks|experiments|examples)/[\w/]+\.py)")
 PRINTED = {
     "README.md": ["linear layers are sketched", "kept for backward"],
     "quickstart.md": ["MiB ->", "linear layers are sketched", "kept for backward", "alignment"],
@@ -64,7 +67,7 @@ def test_the_code_of_a_page_runs(page, one_process, capsys):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+    for target in LINK.findall(page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
 
@@ -72,7 +75,7 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_commands_exist_with_their_options(page):
     known = {command.name or command.callback.__name__: command.callback for command in app.registered_commands}
-    for line in re.findall(r"^backsketch (.*)$", page.read_text(), flags=re.MULTILINE):
+    for line in COMMAND.findall(page.read_text()):
         command, *words = shlex.split(line, comments=True)
         assert command in known, line
         parameters = known[command].__annotations__
@@ -82,8 +85,13 @@ def test_commands_exist_with_their_options(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_scripts_that_are_named_exist(page):
-    for script in re.findall(r"python ((?:benchmarks|experiments|examples)/[\w/]+\.py)", page.read_text()):
+    for script in SCRIPT.findall(page.read_text()):
         assert (ROOT / script).is_file(), script
+
+
+@pytest.mark.parametrize("pattern", [LINK, COMMAND, SCRIPT], ids=["links", "commands", "scripts"])
+def test_what_is_looked_for_in_the_pages_is_found(pattern):
+    assert sum(len(pattern.findall(page.read_text())) for page in PAGES) > 5
 
 
 def test_the_settings_of_the_readme_have_the_noise_of_the_record():

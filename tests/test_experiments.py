@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import complexity
 import pytest
@@ -112,8 +113,16 @@ def test_committed_grids_say_what_can_run(path):
 
 
 @pytest.mark.parametrize("path", sorted((EXPERIMENTS / "grids").glob("*.toml")), ids=lambda path: path.stem)
-def test_committed_records_were_made_from_their_cells(path):
-    check_records(read_grid(path), EXPERIMENTS / "records")
+def test_committed_records_are_there_and_were_made_from_their_cells(path):
+    cells, records = read_grid(path), EXPERIMENTS / "records"
+    assert [cell.name for cell in cells if not (records / f"{cell.name}.json").is_file()] == []
+    check_records(cells, records)
+
+
+def test_there_are_committed_grids():
+    assert {path.stem for path in (EXPERIMENTS / "records").iterdir()} == {
+        path.stem for path in (EXPERIMENTS / "grids").glob("*.toml")
+    }
 
 
 @pytest.mark.parametrize("change", [("ratio = 0.5", "ratio = 0.25"), ("epochs = 1", "epochs = 3")])
@@ -238,13 +247,16 @@ def test_a_mistake_in_the_data_is_found_before_anything_runs(place, tmp_path):
 
 @pytest.mark.parametrize("measure", MEASURES)
 def test_every_measure_is_checked(measure, place):
-    values = {
+    values: dict[str, dict[str, Any]] = {
         "finetune": {"task": "CoLA", "model": "model", "exact": True},
         "memory": {"task": "CoLA", "model": "model", "exact": True, "file": "dev.tsv"},
         "complexity": {"rows": 3, "inputs": 3, "outputs": 3, "ratio": 0.5},
         "throughput": TIMED,
     }
-    MEASURES[measure].check(values[measure], Places(place, place, place / "work"))
+    places = Places(place, place, place / "work")
+    MEASURES[measure].check(values[measure], places)
+    with pytest.raises(ValueError, match="cannot have colour"):
+        MEASURES[measure].check({**values[measure], "colour": 0}, places)
 
 
 def test_counted_operations_are_those_of_the_formulas():

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,12 +50,13 @@ def test_every_linear_layer_is_met_and_padding_has_no_gradient(layers):
 def test_the_gradient_that_is_met_is_the_one_of_the_weight():
     subject = byte_subject(steps=0, seed=0, size=Size(hidden=64, heads=2, layers=1, length=64))
     batch = subject.draw()
-    subject.loss(subject.model, batch).backward()
-    expected = subject.model.head.weight.grad.clone()
+    model: Any = subject.model
+    subject.loss(model, batch).backward()
+    expected = model.head.weight.grad.clone()
     fixed = type(subject)(subject.model, lambda: batch, subject.loss, {}, 0, 0.0)
     head = collect(fixed, draws=1)[-1]
     torch.testing.assert_close(head.y.flatten(0, 1).t() @ head.x.flatten(0, 1), expected)
-    assert subject.model.head.weight.grad is None
+    assert model.head.weight.grad is None
 
 
 def test_points_obey_the_laws_of_noise(layers):
@@ -75,6 +77,7 @@ def test_settings_within_a_budget_keep_about_that_much(layers):
     assert wide
     for budget in (0.2, 0.05):
         for choice in within(budget):
+            assert choice.config.bits is not None
             expected = min(budget, row_share(choice.config.bits))
             assert kept_share(wide, choice) == pytest.approx(expected, abs=2e-3), choice
 

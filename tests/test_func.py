@@ -1,12 +1,14 @@
 """torch.func: functional_call, grad and vjp work; what cannot is refused in words."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
-from backsketch import SketchConfig, sketch_
+from backsketch import SketchConfig, sketch_, unsketch_
 from cases import within_five_standard_errors
 
 # torch's own forward mode still loads its decompositions by the deprecated torch.jit.script.
@@ -83,7 +85,9 @@ def test_forward_mode_says_so(model, x):
 
 @pytest.mark.parametrize("call", UNSUPPORTED.values(), ids=list(UNSUPPORTED))
 def test_eval_supports_what_linear_supports(model, x, call):
-    call(loss_of(model.eval()), dict(model.named_parameters()), x)
+    exact = unsketch_(copy.deepcopy(model))
+    ours, expected = (call(loss_of(each), dict(each.named_parameters()), x) for each in (model.eval(), exact))
+    torch.testing.assert_close(ours, expected)
 
 
 def test_frozen_weights_support_what_linear_supports(model, x):

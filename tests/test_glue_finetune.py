@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -411,7 +412,7 @@ def test_an_empty_folder_stays_when_nothing_was_run(place, tmp_path):
 def test_ctrl_c_stops_a_run_that_can_tell_no_one(place, tmp_path, monkeypatch):
     closed = (tmp_path / "closed").open("w")
     closed.close()
-    monkeypatch.setattr(watch.sys, "stderr", closed)
+    monkeypatch.setattr(sys, "stderr", closed)
     with pytest.raises(Interrupted):
         finetune(settings(place), tmp_path / "out", callbacks=(Press(1),))
 
@@ -503,7 +504,8 @@ def test_the_end_of_a_text_pads_where_nothing_else_does(place, tmp_path):
         path.write_text(json.dumps(names))
 
     model = broken_model(place, tmp_path, without_padding)
-    finetune(replace(settings(place, max_steps=1), model=str(model)), tmp_path / "out")
+    record = finetune(replace(settings(place, max_steps=1), model=str(model)), tmp_path / "out")
+    assert record["results"]["steps"] == 1
 
 
 def test_texts_end_where_the_positions_do():
@@ -514,7 +516,7 @@ def test_texts_end_where_the_positions_do():
     def tokenizer(column, truncation, max_length):
         return {"input_ids": [[5] * min(len(text.split()), max_length) for text in column]}
 
-    tokenizer.model_max_length = 10**30
+    tokenizer.model_max_length = 10**30  # type: ignore[attr-defined]
     for kind, config in kinds.items():
         model = kind(config(**sizes, intermediate_size=8, max_position_embeddings=22))
         (example,) = encode(texts, model, tokenizer, max_length=512)

@@ -42,7 +42,7 @@ def test_the_probe_sees_a_foreign_import():
 
 def imports(tree):
     """Return the packages that are imported, and how many functions deep."""
-    found = set()
+    found: set[tuple[str, int]] = set()
 
     def walk(node, depth):
         if isinstance(node, ast.Import):

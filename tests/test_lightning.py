@@ -1,6 +1,7 @@
 """The callback for Lightning: converts, logs, restores."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ class Regression(lightning.LightningModule):
     def __init__(self, compiled=False):
         super().__init__()
         torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))
+        self.net: Any = nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))
         if compiled:
             self.net = torch.compile(self.net, backend="aot_eager")
         self.sketched = set()

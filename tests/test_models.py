@@ -56,7 +56,7 @@ def vit():
 
 def shared(model):
     """Return the groups of parameter names that are one tensor."""
-    names = {}
+    names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     return sorted(group for group in names.values() if len(group) > 1)

@@ -3,6 +3,7 @@
 import gc
 import math
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -94,7 +95,7 @@ def test_alignment_is_that_of_the_whole_input_with_a_mean_kept_apart():
         for _ in range(300):
             layer(x + 3).backward(y)
             monitor.step()
-    records = monitor.to_records()
+    records: list[Any] = monitor.to_records()
     assert records[0]["energy"] == pytest.approx(((x + 3).square().sum() * y.square().sum()).item(), rel=1e-4)
     mean = sum(record["alignment"] for record in records) / len(records)
     assert mean == pytest.approx(noise.alignment(x + 3, y).item(), rel=0.05)
@@ -112,7 +113,7 @@ def test_exact_mode_records_the_closed_forms(form):
     layer = SketchedLinear(IN, OUT, config=SketchConfig(**form))
     with NoiseMonitor(layer, exact=True) as monitor:
         layer(x).backward(y)
-    (record,) = monitor.to_records()
+    record: Any = monitor.to_records()[0]
     for name, expected in exact_values(x, y, layer.config).items():
         assert record[name] == pytest.approx(float(expected), rel=1e-6, abs=1e-6), name
     assert record["alignment"] == pytest.approx(float(noise.alignment(x, y)))
@@ -329,7 +330,7 @@ def test_a_training_that_goes_back_to_a_step_records_it_anew():
 
 
 def test_callback_gets_each_record_once():
-    net, seen = model(), []
+    net, seen = model(), list[dict[str, Any]]()
     with NoiseMonitor(net, callback=seen.append) as monitor:
         for _ in range(3):
             net(sides()[0]).sum().backward()
@@ -380,7 +381,7 @@ def test_single_row_has_no_sgd_variance():
     net = model()
     with NoiseMonitor(net) as monitor:
         net(sides()[0][:1]).sum().backward()
-    record = monitor.to_records()[0]
+    record: Any = monitor.to_records()[0]
     assert math.isnan(record["sgd_variance"])
     assert record["sketch_variance"] == 0
 
@@ -388,7 +389,7 @@ def test_single_row_has_no_sgd_variance():
 @pytest.mark.filterwarnings("ignore")  # those of the compiler itself
 def test_compiled_model_trains_on_under_a_monitor():
     net, x = model(SketchConfig(ratio=1.0)), sides()[0]
-    compiled = torch.compile(net, backend="aot_eager")
+    compiled: Any = torch.compile(net, backend="aot_eager")
     with NoiseMonitor(compiled):
         compiled(x).sum().backward()
     found = [parameter.grad for parameter in net.parameters()]

@@ -1,11 +1,13 @@
 """The closed forms against Monte Carlo, against the dense transform, and against the paper."""
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from backsketch import SKETCHES, SketchConfig, noise
 from backsketch.linear.keeping import keep
@@ -38,8 +40,9 @@ def heavy_tailed(rows, generator):
 REGIMES = [independent, common_mean, heavy_tailed]
 
 
-def data(regime, rows=ROWS):
-    return tuple(side.double() for side in regime(rows, torch.Generator().manual_seed(3)))
+def data(regime, rows=ROWS) -> tuple[Tensor, Tensor]:
+    x, y = regime(rows, torch.Generator().manual_seed(3))
+    return x.double(), y.double()
 
 
 @cache
@@ -93,7 +96,7 @@ def test_lemma_2_as_printed_fails_the_same_test():
 def dense_variance(x, y, config):
     """Evaluate D² of an orthonormal kind from the matrix H itself, block by block, without using its symmetries."""
     rows, dim = len(x), config.dim_for(len(x))
-    cls = SKETCHES[config.kind]
+    cls: Any = SKETCHES[config.kind]
     sketch = make_sketch(config.kind, rows, dim, 0, config.block)
     members = sketch.members() if isinstance(sketch, Blocked) else [(range(rows), dim)]
     height = sketch.height if isinstance(sketch, Blocked) else cls.block_height(rows)

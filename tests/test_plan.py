@@ -1,6 +1,7 @@
 """plan: the budget is met, and the noise is less than that of one ratio for all."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from backsketch.planning.layer_noise import added_noise
 from backsketch.planning.spending import Point, lower_hull, spend
 from small import gpt2, llama, roberta
 
-RATIO_ALONE = {"config": SketchConfig(), "bits": (None,)}
+RATIO_ALONE: dict[str, Any] = {"config": SketchConfig(), "bits": (None,)}
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 STILL_GPT2 = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
 
@@ -112,10 +113,12 @@ def test_the_noise_of_other_kinds_is_what_monte_carlo_finds(kind, block):
         model, x, budget="30%", config=SketchConfig(kind=kind, block=block), loss=lambda out: out.square().mean()
     )
 
+    layers: list[Any] = [model[0], model[2]]
+
     def gradient():
         model.zero_grad()
         model(x).square().mean().backward()
-        return torch.cat([layer.weight.grad.double().flatten() for layer in (model[0], model[2])])
+        return torch.cat([layer.weight.grad.double().flatten() for layer in layers])
 
     exact = gradient()
     sketch_(model, planned)
@@ -187,7 +190,7 @@ def test_the_ratio_follows_the_square_root_of_noise_over_bytes():
     x, y = torch.randn(1000, 8), torch.randn(1000, 8)
     model.forward = lambda x, y: quiet(x) + 3 * loud(y)
     target = torch.randn(1000, 8)
-    planned = plan(model, x, y, budget="20%", **RATIO_ALONE, loss=lambda out: (out * target).sum())
+    planned: Any = plan(model, x, y, budget="20%", **RATIO_ALONE, loss=lambda out: (out * target).sum())
     assert planned["1"].ratio / planned["0"].ratio == pytest.approx(3, rel=0.1)  # the noise is nine times as large
 
 
@@ -240,7 +243,7 @@ def test_a_budget_of_another_type_is_refused(budget):
 
 def test_what_is_not_a_config_is_refused():
     with pytest.raises(TypeError, match="config must be a SketchConfig, got"):
-        plan(nn.Linear(4, 4), torch.randn(10, 4), budget="50%", config={"ratio": 0.5})
+        plan(nn.Linear(4, 4), torch.randn(10, 4), budget="50%", config={"ratio": 0.5})  # type: ignore[arg-type]
 
 
 def test_a_batch_without_finite_gradients_cannot_be_planned_on():

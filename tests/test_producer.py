@@ -1,9 +1,12 @@
 """Inputs that the operation before keeps anyway: a layer keeps the same memory, for nothing, and is exact."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from backsketch import NoiseMonitor, SketchConfig, profile, saved_memory, sketch_, summary, unsketch_
 
@@ -17,7 +20,7 @@ def attention(x):
     return F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).reshape(BATCH, LENGTH, WIDTH)
 
 
-HOLDING = {
+HOLDING: dict[str, Callable[[Tensor], Tensor]] = {
     "attention": attention,
     "relu": torch.relu,
     "tanh": torch.tanh,
@@ -27,7 +30,7 @@ HOLDING = {
     "a view of relu": lambda x: x.relu().view(BATCH * LENGTH, WIDTH)[: BATCH * LENGTH - 1],
     "a part of relu": lambda x: torch.cat((x, x), -1).relu().chunk(2, -1)[0],
 }
-LETTING_GO = {
+LETTING_GO: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "silu": F.silu,
     "product": lambda x: x * 2,
@@ -114,7 +117,7 @@ def test_a_layer_that_is_exact_here_is_monitored_without_noise():
     model, x = sketch_(Network(torch.relu), CONFIG), torch.randn(BATCH, LENGTH, WIDTH)
     with NoiseMonitor(model) as monitor:
         model(x).square().sum().backward()
-    records = {record["layer"]: record for record in monitor.to_records()}
+    records: dict[Any, Any] = {record["layer"]: record for record in monitor.to_records()}
     assert records["first"]["sketch_variance"] > 0
     assert records["second"]["sketch_variance"] == 0
     assert records["second"]["sgd_variance"] > 0

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import warnings
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ class Odd(nn.Module):
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5])
 def test_the_prediction_holds_for_odd_uses(ratio):
-    model, batch = Odd(), {"x": torch.randn(24, 16)}
+    model, batch = Odd(), dict[str, Any](x=torch.randn(24, 16))
     found = profile(model, **batch, config=SketchConfig(ratio=ratio))
     layers = {layer.name: layer for layer in found.layers}
     assert layers["twice"].calls == 2  # the third is in a checkpoint, which holds nothing of it
@@ -135,7 +136,7 @@ class Changing(nn.Module):
 
 
 def test_a_tensor_that_changed_is_another_tensor():
-    model, batch = Changing(), {"x": torch.randn(4, 6, 16)}
+    model, batch = Changing(), dict[str, Any](x=torch.randn(4, 6, 16))
     found = profile(model, **batch, config=SketchConfig(ratio=0.5))
     assert found.groups == ()
     sketch_(model, SketchConfig(ratio=0.5), profile=found)
@@ -153,7 +154,7 @@ def test_the_prediction_holds_under_autocast():
 
 
 def test_a_batch_kept_whole_costs_what_it_does_today():
-    model, batch = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), {"input": torch.randn(4, 8)}
+    model, batch = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), dict[str, Any](input=torch.randn(4, 8))
     config = SketchConfig(min_dim=10)
     found = profile(model, **batch, config=config)
     assert found.pays == ()
@@ -352,7 +353,7 @@ def test_the_model_is_left_as_it_was():
 def test_a_failing_model_is_left_as_it_was():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval()
     with pytest.raises(ZeroDivisionError):
-        profile(model, torch.randn(3, 4), loss=lambda output: 1 / 0)
+        profile(model, torch.randn(3, 4), loss=lambda output: 1 / 0)  # type: ignore[arg-type, return-value]
     assert not model.training
     assert not model[0]._forward_hooks
     assert not model[0]._forward_pre_hooks
@@ -491,7 +492,7 @@ def test_what_would_lower_the_peak_is_told_by_its_largest_part(rows, features, o
     found = profile(model, torch.randn(rows, features), config=SketchConfig(ratio=1.0), loss=loss)
     assert found.remedies[0].startswith(first)
     assert not found.lowers_peak
-    assert first in found.advice
+    assert first in str(found.advice)
 
 
 def test_the_input_gradient_of_the_last_layer_is_no_part_of_the_logits():

@@ -4,6 +4,7 @@ import gc
 import threading
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -106,7 +107,7 @@ def test_a_buffer_that_is_filled_again_behind_pytorch_is_kept_anew(fill):
             buffer.data.copy_(batches[1])
         else:
             buffer.numpy()[:] = batches[1].numpy()
-        second = layers[1] if fill == "another layer" else layers[0]
+        second: Any = layers[1] if fill == "another layer" else layers[0]
         second(buffer).backward(target)
         samples.append((second.weight.grad * expected).sum() / expected.square().sum())
         left_out.clear()
@@ -255,7 +256,7 @@ def test_checkpointing_without_saved_random_state_is_still_unbiased(x, reentrant
 
 def test_reentrant_checkpointing_of_a_computed_weight_draws_the_same_random_numbers(x):
     """Under no_grad a normalised weight does not seem to be trained; dropout after it must not shift all the same."""
-    layer = nn.Sequential(nn.Linear(FEATURES, 5), nn.Dropout(0.5)).train()
+    layer: Any = nn.Sequential(nn.Linear(FEATURES, 5), nn.Dropout(0.5)).train()
     with pytest.warns(FutureWarning, match="weight_norm"):
         nn.utils.weight_norm(layer[0])
     sketch_(layer, CONFIG)

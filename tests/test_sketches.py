@@ -1,5 +1,7 @@
 """Laws of a sketch, over every kind, full-size and blocked."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -70,7 +72,7 @@ def test_all_rows_kept_is_exact(kind, block):
 @pytest.mark.parametrize("height", [1, 2, 3, 8, 13, 64])
 @pytest.mark.parametrize("kind", TRANSFORMS)
 def test_fast_transform_is_the_orthonormal_matrix(kind, height):
-    cls = SKETCHES[kind]
+    cls: Any = SKETCHES[kind]
     height = cls.block_height(height)
     matrix = cls.matrix(height, torch.device("cpu")).double()
     torch.testing.assert_close(matrix @ matrix.t(), torch.eye(height, dtype=torch.float64), atol=1e-6, rtol=0)
@@ -84,13 +86,14 @@ def test_transforms_match_scipy():
     x = torch.randn(4, 21, dtype=torch.float64)
     chosen = torch.arange(21)
     expected = torch.from_numpy(fft.dct(x.numpy(), norm="ortho"))
-    torch.testing.assert_close(SKETCHES["cosine"].transform(x, chosen), expected)
+    cosine: Any = SKETCHES["cosine"]
+    torch.testing.assert_close(cosine.transform(x, chosen), expected)
 
 
 @pytest.mark.parametrize(("rows", "dim"), [(130, 13), (129, 64), (40, 3), (41, 40), (1000, 1)])
 @pytest.mark.parametrize("kind", [kind for kind, cls in SKETCHES.items() if issubclass(cls, BlockKind)])
 def test_blocks_cover_all_rows_and_outputs_once(kind, rows, dim):
-    sketch = make_sketch(kind, rows, dim, 1, BLOCK)
+    sketch: Any = make_sketch(kind, rows, dim, 1, BLOCK)
     members = sketch.members()
     assert sorted(row for block, _ in members for row in block) == list(range(rows))
     assert sum(outputs for _, outputs in members) == dim

@@ -148,7 +148,7 @@ def test_of_a_sentence_only_names_get_stars():
 
 def test_a_frozen_layer_is_told_whatever_else_is_true_of_it():
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(5)))
-    for layer in model[:4]:
+    for layer in list(model)[:4]:
         layer.requires_grad_(False)
     sketch_(model, {"0": CONFIG, "1": None, "4": CONFIG, "3": CONFIG}, where=lambda name, module: name != "3")
     for name in "0123":

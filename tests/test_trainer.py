@@ -317,7 +317,7 @@ def test_a_training_step_of_ones_own_is_kept(tmp_path):
     trainer = make_trainer(tmp_path, SketchCallback(CONFIG))
     steps = []
     own = trainer.training_step
-    trainer.training_step = lambda *args: steps.append(1) or own(*args)
+    trainer.training_step = lambda *args: steps.append(1) or own(*args)  # type: ignore[func-returns-value]
     mine = trainer.training_step
     trainer.train()
     assert len(steps) == STEPS
@@ -335,9 +335,11 @@ def test_a_plan_asks_a_dataset_only_for_what_it_has(tmp_path):
                 raise KeyError(index)
             return super().__getitem__(index)
 
-    trainer = make_trainer(tmp_path, SketchCallback(budget="50%"))
+    callback = SketchCallback(budget="50%")
+    trainer = make_trainer(tmp_path, callback)
     trainer.train_dataset = Few()
     trainer.train()
+    assert callback.planned
 
 
 def test_a_plan_takes_data_that_are_a_stream_of_known_length(tmp_path):
@@ -358,13 +360,13 @@ def test_arguments_are_checked_before_training():
     with pytest.raises(ValueError, match="noise_every must be a positive integer or None, got 0"):
         SketchCallback(noise_every=0)
     with pytest.raises(TypeError, match="noise_by_layer must be True or False, got 2"):
-        SketchCallback(noise_every=1, noise_by_layer=2)
+        SketchCallback(noise_every=1, noise_by_layer=2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="noise_by_layer=True reports what noise_every measures: give noise_every too"):
         SketchCallback(noise_by_layer=True)
     with pytest.raises(TypeError, match="config must be a SketchConfig or a mapping"):
-        SketchCallback(0.1)
+        SketchCallback(0.1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="where must be a function"):
-        SketchCallback(where="encoder")
+        SketchCallback(where="encoder")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="single SketchConfig when budget"):
         SketchCallback({"*": CONFIG}, budget="50%")
     with pytest.raises(ValueError, match=r"budget must be a share .* got 'much'"):

@@ -164,9 +164,9 @@ def _figure(records: list[Record], names: list[str], tasks: list[str]) -> Figure
     axes.axhline(0, color=style.INK, linestyle="--", linewidth=1, label="exact")
     families: dict[str, list[tuple[float, list[float]]]] = {}
     for way in names[1:]:
-        kind, share = way.split()
+        kind, said = way.split()
         if found := gaps(by_seed(records, way, tasks), exact):
-            families.setdefault(kind, []).append((float(share), found))
+            families.setdefault(kind, []).append((float(said), found))
     for kind, points in families.items():
         label, marker, shift = _LOOKS[kind]
         for share, found in sorted(points):
@@ -183,7 +183,7 @@ def _figure(records: list[Record], names: list[str], tasks: list[str]) -> Figure
                 label=None if (share, found) != min(points) else label,
             )
     theirs = [(ratio, score - paper.AVERAGE[None]) for ratio, score in paper.AVERAGE.items() if ratio is not None]
-    look = {"color": style.QUIET, "linestyle": ":", "marker": "x", "markersize": 5}
+    look: dict[str, Any] = {"color": style.QUIET, "linestyle": ":", "marker": "x", "markersize": 5}
     axes.plot(*zip(*sorted(theirs), strict=True), label="in the paper (ten columns)", **look)
     axes.set(xscale="log", xlim=(0.083, 1), xlabel="kept of each linear input")
     axes.set_ylabel(f"mean score of {len(tasks)} tasks, minus exact's")

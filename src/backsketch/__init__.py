@@ -20,7 +20,7 @@ from .planning.plan_result import Plan, PlanError
 from .planning.planner import plan
 from .sketches import SKETCHES
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "SKETCHES",

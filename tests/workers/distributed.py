@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -42,7 +42,7 @@ def make_model(config=CONFIG):
     return model if config is None else sketch_(model, config)
 
 
-def data(rank=0):
+def data(rank=0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(rank)
     return torch.randn(ROWS, FEATURES, generator=generator), torch.randn(ROWS, OUTPUTS, generator=generator)
 
@@ -111,7 +111,7 @@ def fsdp():
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     half = shard(make_model(), policy)
     saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.dtype) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.dtype) or t, lambda t: t):  # type: ignore[func-returns-value]
         out = half(data()[0])
     assert out.dtype == torch.bfloat16
     assert torch.float32 not in saved
