@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from backsketch import SKETCHES, SketchConfig
+from backsketch.torch_private import SHOWS_WHAT_IS_SAVED
 
 BLOCK = 8
+needs_shown_saves = pytest.mark.skipif(not SHOWS_WHAT_IS_SAVED, reason="torch shows what is saved since 2.8")
 KINDS = sorted(SKETCHES)
 FORMS = [(kind, block) for kind in KINDS for block in (None, BLOCK)]
 RATIOS = [0.1, 0.5, 1.0]

@@ -6,14 +6,13 @@ from functools import partial
 
 import pytest
 import torch
-import transformers
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import backsketch
 from backsketch import SketchConfig, sketch_, summary
 from backsketch.linear import checkpointing
-from cases import KINDS, within_five_standard_errors
+from cases import KINDS, needs_shown_saves, within_five_standard_errors
 
 WIDTH, ROWS, DRAWS = 8, 32, 120
 aten = torch.ops.aten
@@ -124,6 +123,7 @@ def ways():
     }
 
 
+@needs_shown_saves
 @pytest.mark.parametrize("way", ways())
 @pytest.mark.parametrize("autocast", [False, True])
 def test_layers_can_be_left_exact_inside_checkpoints_alone(way, autocast, monkeypatch):
@@ -157,6 +157,7 @@ def test_a_sketch_inside_a_checkpoint_is_told_of_once(way, monkeypatch):
 
 
 def test_summary_knows_of_transformers_checkpointing_before_it_runs():
+    transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
     )
@@ -167,6 +168,7 @@ def test_summary_knows_of_transformers_checkpointing_before_it_runs():
     assert all(("checkpointing" in note) == (name != "lm_head") for name, note in notes.items())
 
 
+@needs_shown_saves
 def test_unsketched_layers_remember_nothing_of_checkpoints():
     layer = sketch_(Attention(), SketchConfig(ratio=0.5), checkpointed=False)
     backsketch.unsketch_(layer)

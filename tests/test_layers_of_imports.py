@@ -11,7 +11,8 @@ SOURCE = Path(backsketch.__file__).parent
 
 # From the ground up: a room may import what stands before it, and itself.
 ROOMS = [
-    {"numerics", "seeds", "table", "tensor_storages", "torch_private"},
+    {"torch_private"},
+    {"numerics", "seeds", "table", "tensor_storages"},
     {"sketches"},
     {"storage"},
     {"config"},

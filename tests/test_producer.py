@@ -9,6 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backsketch import NoiseMonitor, SketchConfig, profile, saved_memory, sketch_, summary, unsketch_
+from cases import needs_shown_saves
+
+pytestmark = needs_shown_saves
 
 CONFIG = SketchConfig(ratio=0.25)
 BATCH, LENGTH, HEADS, WIDTH = 4, 16, 2, 8

@@ -120,13 +120,14 @@ def test_a_buffer_with_a_constant_border_is_kept_anew_too(view):
     buffer = torch.zeros(128, 64).requires_grad_(view)
     batches, target = torch.rand(2, 128, 64), torch.randn(128, 5)
     batches[:, :, :8] = 0
-    layers = nn.ModuleList(sketch_(nn.Linear(64, 5, bias=False), CONFIG) for _ in range(2))
+    layers = [sketch_(nn.Linear(64, 5, bias=False), CONFIG) for _ in range(2)]
     left_out = []
     for batch, layer in zip(batches, layers, strict=True):
         buffer.detach().numpy()[:] = batch.numpy()
         left_out.append(layer(buffer.view(4, 32, 64).flatten(0, 1) if view else buffer))
     left_out[1].backward(target)
     old, new = (target.t() @ batch for batch in batches - batches.mean((0, 1)))
+    assert layers[1].weight.grad is not None
     gradient = layers[1].weight.grad - target.sum(0).unsqueeze(1) * batches.mean((0, 1))
     closer = [torch.cosine_similarity(gradient.flatten(), each.flatten(), dim=0) for each in (new, old)]
     assert closer[0] > 0.3 > closer[1]

@@ -59,7 +59,7 @@ def test_it_is_unbiased_with_the_variance_of_its_law(fields):
     config = SketchConfig(kind="toy", **fields)
     (x, y), weight = problem(), torch.randn(OUT, IN)
     samples = torch.stack(
-        [gradients(lambda *args: sketched_linear(*args, config), x, weight, None, y)[2] for _ in range(DRAWS)]
+        [gradients(lambda x, w, b: sketched_linear(x, w, b, config), x, weight, None, y)[2] for _ in range(DRAWS)]
     )
     exact = y.t() @ x
     assert within_five_standard_errors(samples, exact)
@@ -74,7 +74,7 @@ def test_it_has_a_cost_of_its_own():
     assert found.transient == 8 * 6
 
 
-def network() -> nn.Module:
+def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(IN, 64), nn.GELU(), nn.Linear(64, OUT))
 
 
@@ -114,4 +114,4 @@ def test_a_kind_without_a_law_or_a_cost_cannot_be_drawn():
             return x
 
     with pytest.raises(TypeError, match=r"abstract methods? '?flops'?, '?helper_bytes'?, '?law"):
-        Unfinished(4, 2, 0)
+        Unfinished(4, 2, 0)  # type: ignore[abstract]

@@ -7,7 +7,8 @@ from itertools import chain
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .torch_private import is_traceable_wrapper_subclass, storage_id
 
 
 def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
@@ -23,7 +24,7 @@ def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
 
 def storage_key(storage: torch.UntypedStorage) -> int:
     """Return a number that no other living storage has: a data pointer would not do, for empty and meta ones are 0."""
-    return int(storage._cdata)
+    return storage_id(storage)
 
 
 def sizes(tensors: Iterable[Tensor]) -> dict[int, int]:

@@ -1,10 +1,58 @@
-"""Fake tensors: shapes without values, of which nothing can be read."""
+"""Torch's private corners: every use of a name that torch does not document, with the reason for it.
+
+tests/test_torch_private.py fails in clear words when torch changes one of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
 import torch
-from torch import Tensor
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch._C import _functorch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+__all__ = ["TorchDispatchMode", "is_traceable_wrapper_subclass", "tree_leaves", "tree_map_only"]
+
+_SAVED = "_raw_saved_"
+_OUTPUTS = tuple(_SAVED + name for name in ("result", "output", "out"))
+_NAMES = {"Grad": "grad", "Vmap": "vmap", "Jvp": "jvp", "Functionalize": "functionalize"}
+
+# Torch shows what its nodes and hooks hold since 2.8. Before, no one can tell who holds an input.
+SHOWS_WHAT_IS_SAVED = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks") and hasattr(
+    torch._C._autograd.SavedTensor, "data"
+)
+
+
+# Where code runs
+
+
+def in_backward() -> bool:
+    """Tell whether autograd is running a backward pass in this thread; there is no public way to ask."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def saves_for_checkpoint() -> bool:
+    """Tell whether non-reentrant checkpointing takes what is saved for backward now; False before torch 2.8.
+
+    The public way would be a flag of torch.utils.checkpoint, which has none.
+    """
+    if not SHOWS_WHAT_IS_SAVED:
+        return False
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__
+
+
+def runs_for_selective_checkpoint() -> bool:
+    """Tell whether selective checkpointing watches operations, also where other hooks than its own save tensors."""
+    count = torch._C._len_torch_dispatch_stack()
+    modes = (torch._C._get_dispatch_stack_at(place) for place in range(count))
+    return any(type(mode).__module__ == torch.utils.checkpoint.__name__ for mode in modes)
 
 
 def is_exporting() -> bool:
@@ -12,6 +60,113 @@ def is_exporting() -> bool:
     return bool(getattr(torch.compiler, "is_exporting", lambda: False)())
 
 
+def is_tracing() -> bool:
+    """Tell whether torch.jit.trace is running; it is public, and its module does not export it to type checkers."""
+    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return tracing
+
+
 def is_fake(tensor: Tensor) -> bool:
     """Tell whether a tensor has a shape, a dtype and a device, but no values, as inside FakeTensorMode."""
     return isinstance(tensor, FakeTensor)
+
+
+# Memory
+
+
+def memory_id(tensor: Tensor) -> int:
+    """Return a number for the storage behind a tensor: a data pointer is 0 for every empty or meta storage."""
+    return storage_id(tensor.untyped_storage())
+
+
+def storage_id(storage: torch.UntypedStorage) -> int:
+    """Return a number that no other living storage has."""
+    return int(storage._cdata)
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place; autograd compares it, and shows it under this name alone."""
+    return int(tensor._version)
+
+
+def not_a_view(tensor: Tensor) -> Tensor:
+    """Return the same memory as a tensor that autograd takes for no view, so that it may be changed in place.
+
+    The public way is a copy.
+    """
+    plain: Tensor = torch.ops.aten._unsafe_view.default(tensor, tensor.shape)
+    return plain
+
+
+# The graph
+
+
+def producer_of(tensor: Tensor) -> Any:
+    """Return the graph node of the operation that made the memory behind a tensor, or None for memory of a leaf."""
+    base = tensor._base if tensor._is_view() else tensor
+    return None if base is None else base.grad_fn
+
+
+def saves_its_output(node: Any) -> bool:
+    """Tell whether an operation saves its output for backward, by the names of what its node shows."""
+    return SHOWS_WHAT_IS_SAVED and any(hasattr(node, name) for name in _OUTPUTS)
+
+
+def saved_by(node: Any) -> Iterator[Any]:
+    """Yield what a node holds, as it holds it: tensors, or what hooks made of them. Nothing is unpacked.
+
+    The public ``node._saved_result`` would unpack it, which may copy it back from another device, or run a checkpoint.
+    """
+    kind: Any = type(node)
+    for name in _saved_names(kind) if SHOWS_WHAT_IS_SAVED else ():
+        try:
+            saved = getattr(node, name)
+        except RuntimeError:  # freed by an earlier backward
+            continue
+        for each in saved if isinstance(saved, (tuple, list)) else (saved,):
+            yield getattr(each, "data", None)
+
+
+@lru_cache(maxsize=1024)
+def _saved_names(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith(_SAVED))
+
+
+# torch.func
+
+
+def transforms_active() -> bool:
+    """Tell whether a transform of torch.func is running; it has no public way to ask."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def transform_levels() -> list[str]:
+    """Name the transforms that are running, outermost first."""
+    return [_NAMES.get(level.key().name, level.key().name) for level in _functorch.get_interpreter_stack() or ()]
+
+
+def is_wrapped(tensor: Tensor) -> bool:
+    """Tell whether a transform of torch.func has wrapped a tensor."""
+    return bool(_functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """Return the tensor inside the wrapper of a transform."""
+    inner: Tensor = _functorch.get_unwrapped(tensor)
+    return inner
+
+
+# Modules
+
+
+def own_parameters(module: nn.Module) -> Iterator[Tensor]:
+    """Yield a module's own parameters, and their copies in a replica of DataParallel, which are no parameters."""
+    return (parameter for parameter in module._parameters.values() if parameter is not None)
+
+
+def inside_compiled(model: nn.Module) -> nn.Module:
+    """Return the model inside the wrapper that torch.compile put around it, or the model itself."""
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        inner: nn.Module = model._orig_mod
+        return inner
+    return model

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+import torch
 from torch import nn
 
 from ..config import SketchConfig, check_config
 from ..linear.algorithm import EXACT_IN_CHECKPOINT, RAN_IN_CHECKPOINT
 from ..masks.attention_mask import follow_attention_mask, forget_attention_mask
+from ..torch_private import SHOWS_WHAT_IS_SAVED
 from .left_exact import NEVER_CALLED, lora_b_layers, lora_b_reason, narrow_reason, uncalled_layers
 from .name_rules import NameRules
 from .sharded import become
@@ -67,6 +69,8 @@ def sketch_(
     check_model(model)
     check_choice(config, where)
     check_flag("checkpointed", checkpointed)
+    if not checkpointed and not SHOWS_WHAT_IS_SAVED:
+        raise RuntimeError(f"checkpointed=False needs torch 2.8, which tells of checkpoints: got {torch.__version__}")
     rules = NameRules(SketchConfig.recommended() if config is None else config)
     modules, decided = dict(model.named_modules()), _decide(model, rules, where)  # before any layer is changed
     unpaid = {} if profile is None else _consult(profile, chosen_configs(decided))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from weakref import WeakKeyDictionary, ref
 
-import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -26,6 +25,7 @@ from ..convert.conversion import (
 )
 from ..monitor.noise_monitor import NoiseMonitor
 from ..monitor.noise_records import Record, add_up, by_layer, ratios
+from ..torch_private import inside_compiled
 from .peak_kept import PeakKept
 
 
@@ -120,10 +120,13 @@ def _give_back(
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside torch.compile's and DDP's wrappers."""
-    while isinstance(model, (DataParallel, DistributedDataParallel, torch._dynamo.OptimizedModule)):
-        inner: Any = model._orig_mod if isinstance(model, torch._dynamo.OptimizedModule) else model.module
+    while True:
+        inner = inside_compiled(model)
+        if isinstance(inner, (DataParallel, DistributedDataParallel)):
+            inner = inner.module
+        if inner is model:
+            return model
         model = inner
-    return model
 
 
 def check_arguments(

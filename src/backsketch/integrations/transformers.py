@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
@@ -21,6 +20,7 @@ from ..config import SketchConfig
 from ..convert.conversion import Configs, Where
 from ..planning.budget import as_budget
 from ..planning.planner import plan
+from ..torch_private import tree_map_only
 from .session import Session, check_arguments, unwrapped
 
 Sender = TypeVar("Sender", Trainer, CallbackHandler)

@@ -12,11 +12,11 @@ from ..config import SketchConfig, check_config
 from ..masks.promise import check_promise
 from ..numerics import as_rows
 from ..seeds import draw_seed
-from ..torch_private import is_exporting, is_fake
+from ..torch_private import is_exporting, is_fake, is_tracing, memory_id, not_a_view, transforms_active
 from .checkpointing import inside_checkpoint, warn_of_checkpoint
 from .func_transforms import check_backward, check_forward
 from .held_inputs import held_by_producer, saved_by_producer
-from .inputs import autocast_to, check_inputs, not_a_view
+from .inputs import autocast_to, check_inputs
 from .keep_or_share import keep_or_share
 from .operators import opaque_keep, traced_keep, traced_weight_gradient
 from .weight_gradient import weight_gradient
@@ -44,7 +44,7 @@ def layer_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, config: SketchConfig, layer: nn.Module | None
 ) -> Tensor:
     """Do what ``sketched_linear`` does, on behalf of ``layer``, which says whether it is sketched in checkpoints."""
-    if torch._C._are_functorch_transforms_active():
+    if transforms_active():
         check_forward(weight)
         if not weight.requires_grad:
             return F.linear(x, weight, bias)
@@ -56,7 +56,7 @@ def layer_linear(
     if not weight.requires_grad:
         return F.linear(x, weight, bias)
     check_inputs(x, weight)
-    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+    if is_tracing():
         raise RuntimeError(_TRACED)
     if is_exporting():
         raise RuntimeError(_EXPORTED)
@@ -97,7 +97,7 @@ def _stays_exact(x: Tensor, config: SketchConfig, layer: nn.Module | None, insid
     """Tell whether to keep x itself: nothing is saved otherwise, or the layer is not to be sketched in checkpoints."""
     if config.keeps_input(x.shape[:-1].numel()):
         return True
-    if torch._C._are_functorch_transforms_active():
+    if transforms_active():
         return False
     if not inside:
         return held_by_producer(x)
@@ -113,7 +113,7 @@ def _stays_exact(x: Tensor, config: SketchConfig, layer: nn.Module | None, insid
 
 def _memory(weight: Tensor) -> int:
     """Return a number that tells a weight from others; inside torch.func, where nothing is shared, any one."""
-    return 0 if torch._C._are_functorch_transforms_active() else weight.untyped_storage()._cdata
+    return 0 if transforms_active() else memory_id(weight)
 
 
 RAN_IN_CHECKPOINT, EXACT_IN_CHECKPOINT = "_ran_in_checkpoint", "_exact_in_checkpoint"
@@ -128,7 +128,7 @@ def _apply(
     valid: Tensor | None,
     kept: tuple[Tensor, ...],
 ) -> Tensor:
-    transformed = torch._C._are_functorch_transforms_active()
+    transformed = transforms_active()
     function = _TransformedLinear if transformed else _SketchedLinear
     # Of x without its memory: all that is left of it in the graph, to find out in backward what it was computed from.
     origin = (x[:0].clone(),) if (x.requires_grad or transformed) and not isinstance(how, str) else ()
@@ -193,7 +193,7 @@ class _TransformedLinear(_SketchedLinear):
 
 
 def _backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
-    if torch._C._are_functorch_transforms_active():
+    if transforms_active():
         check_backward()
     if grad_out is None:
         return (None,) * len(ctx.needs_input_grad)

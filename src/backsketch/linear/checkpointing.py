@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-import torch
-import torch.utils.checkpoint
+from ..torch_private import in_backward, runs_for_selective_checkpoint, saves_for_checkpoint
 
 
 def inside_checkpoint() -> bool:
@@ -13,7 +12,7 @@ def inside_checkpoint() -> bool:
 
     The first pass of reentrant checkpointing runs without gradients and cannot be told from any other such forward.
     """
-    return torch._C._current_graph_task_id() != -1 or _saves_for_checkpoint() or _runs_for_selective_checkpoint()
+    return in_backward() or saves_for_checkpoint() or runs_for_selective_checkpoint()
 
 
 def warn_of_checkpoint() -> None:
@@ -31,17 +30,3 @@ def warn_of_checkpoint() -> None:
 
 
 _warned = False
-
-
-def _saves_for_checkpoint() -> bool:
-    """Tell whether what is saved for backward now goes to non-reentrant checkpointing, by whose hooks take it."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__
-
-
-def _runs_for_selective_checkpoint() -> bool:
-    """Tell whether selective checkpointing watches operations, also where other hooks than its own save tensors."""
-    if not torch._C._len_torch_dispatch_stack():
-        return False
-    modes = (torch._C._get_dispatch_stack_at(place) for place in range(torch._C._len_torch_dispatch_stack()))
-    return any(type(mode).__module__ == torch.utils.checkpoint.__name__ for mode in modes)

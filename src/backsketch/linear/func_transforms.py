@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch._C import _functorch
 
-_NAMES = {"Grad": "grad", "Vmap": "vmap", "Jvp": "jvp", "Functionalize": "functionalize"}
+from ..torch_private import is_wrapped, transform_levels, unwrapped
 
 
 def check_forward(weight: Tensor) -> None:
@@ -20,7 +19,7 @@ def check_forward(weight: Tensor) -> None:
 
 def check_backward() -> None:
     """Raise where backward itself is transformed, as jacrev does."""
-    levels = [_NAMES.get(level.key().name, level.key().name) for level in _functorch.get_interpreter_stack() or ()]
+    levels = transform_levels()
     if levels != ["grad"]:
         raise NotImplementedError(
             f"a sketched layer supports one level of torch.func.grad or vjp, got {' of '.join(levels)}; "
@@ -31,7 +30,7 @@ def check_backward() -> None:
 def _is_trained(weight: Tensor) -> bool:
     """Tell whether any level, or plain autograd below them all, asks for the weight's gradient."""
     while not weight.requires_grad:
-        if not _functorch.is_functorch_wrapped_tensor(weight):
+        if not is_wrapped(weight):
             return False
-        weight = _functorch.get_unwrapped(weight)
+        weight = unwrapped(weight)
     return True

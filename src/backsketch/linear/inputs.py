@@ -28,12 +28,6 @@ def autocast_to(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor.to(dtype)
 
 
-def not_a_view(tensor: Tensor) -> Tensor:
-    """Return the same memory as a tensor that autograd takes for no view, so that it may be changed in place."""
-    plain: Tensor = torch.ops.aten._unsafe_view.default(tensor, tensor.shape)
-    return plain
-
-
 def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Return the one input of a linear layer's call, given by position or by name."""
     x: Tensor = args[0] if args else next(iter(kwargs.values()))

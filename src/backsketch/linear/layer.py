@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import SketchConfig, check_config
+from ..torch_private import own_parameters, transforms_active
 from .algorithm import layer_linear
 from .twins import register_twin
 
@@ -57,6 +58,6 @@ def trains(layer: nn.Module) -> bool:
     """
     return (
         bool(layer.weight.requires_grad)
-        or torch._C._are_functorch_transforms_active()
-        or any(parameter is not None and parameter.requires_grad for parameter in layer._parameters.values())
+        or transforms_active()
+        or any(parameter.requires_grad for parameter in own_parameters(layer))
     )

@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .held_inputs import producer_of
+from ..torch_private import memory_id, producer_of, transforms_active, version_of
 
 Kept = tuple[Tensor, ...]
 
@@ -64,7 +64,7 @@ _memo = _Memo()
 def shared(x: Tensor, purpose: Hashable, reader: Hashable, keep: Callable[[], Kept]) -> Kept:
     """Return what another layer than ``reader`` kept of this very tensor for the same purpose, or else ``keep()``."""
     # An inference tensor does not count its changes.
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x) or x.is_inference():
+    if torch.compiler.is_compiling() or transforms_active() or x.is_inference():
         return keep()
     entries = _memo.entries
     key = (identity(x), purpose)
@@ -85,7 +85,7 @@ def identity(x: Tensor) -> Hashable:
 
     In-place changes count up a tensor's version. The key is of use for as long as the storage lives.
     """
-    return x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_neg(), x._version
+    return memory_id(x), x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_neg(), version_of(x)
 
 
 def _probe(x: Tensor) -> tuple[float, ...] | None:

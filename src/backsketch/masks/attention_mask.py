@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..torch_private import in_backward
 from .scopes import Mask, Scope, flat, in_force
 
 _HANDLES, _IGNORED = "_attention_mask_hooks", "_ignores_attention_mask"
@@ -68,7 +69,7 @@ def _concerned(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:  # checkpoints recall their masks
+    if torch.compiler.is_compiling() or in_backward():  # checkpoints recall their masks
         return
     around = in_force.innermost
     if around is not None and around.holds:

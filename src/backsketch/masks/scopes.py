@@ -18,6 +18,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ..torch_private import in_backward
+
 
 @dataclass(eq=False, slots=True)
 class Mask:
@@ -132,7 +134,7 @@ def valid_for(x: Tensor, seed: Tensor) -> Tensor | None:
     what mask the first call had.
     """
     call = (int(seed), x.shape[:-1])  # read in both passes: selective checkpointing compares what they ask of tensors
-    if torch._C._current_graph_task_id() != -1:
+    if in_backward():
         return _recalled(call)
     valid = masked_rows(x)
     if valid is not None:

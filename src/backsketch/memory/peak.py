@@ -10,12 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ..linear import operators as ops
 from ..tensor_storages import model_tensors
-from ..torch_private import is_fake
+from ..torch_private import TorchDispatchMode, in_backward, is_fake, tree_leaves
 from .live_storages import ACTIVATIONS, GRADIENTS, OPTIMIZER_STATES, PARAMETERS, LiveStorages, Peak, Place
 from .running_module import RunningModule
 from .saved import Held
@@ -101,10 +99,10 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
 
     def used(self, tensors: list[Tensor]) -> None:
         """Take note of what an operation is about to read; what is new here came from outside the block."""
-        in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward and not self._in_backward:
+        now_in_backward = in_backward()
+        if now_in_backward and not self._in_backward:
             self._storages.keep_for_backward()
-        self._in_backward = in_backward
+        self._in_backward = now_in_backward
         for tensor in tensors:
             if isinstance(tensor, nn.Parameter) and id(tensor) not in self._followed:
                 self._storages.see(tensor, None, PARAMETERS)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..tensor_storages import model_tensors, sizes
+from ..torch_private import version_of
 
 
 class Held:
@@ -23,14 +24,14 @@ class Held:
         # none stays the very object that was saved, since others may hold weak references to it.
         self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
         self.note = note
-        self._version = None if tensor.is_inference() else tensor._version
+        self._version = None if tensor.is_inference() else version_of(tensor)
 
     def release(self) -> Tensor:
         """Return the tensor as autograd does: not if it was changed since."""
-        if self._version is not None and self.tensor._version != self._version:
+        if self._version is not None and version_of(self.tensor) != self._version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: a "
-                f"{self.tensor.type()} of shape {tuple(self.tensor.shape)} is at version {self.tensor._version}, "
+                f"{self.tensor.type()} of shape {tuple(self.tensor.shape)} is at version {version_of(self.tensor)}, "
                 f"expected version {self._version}"
             )
         return self.tensor

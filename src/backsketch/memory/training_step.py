@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..tensor_storages import model_tensors
+from ..torch_private import tree_leaves, tree_map_only
 
 Loss: TypeAlias = Callable[[Any], Tensor]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from ..convert.sharded import gather_no_more
+from ..torch_private import tree_leaves
 
 
 @contextmanager
