@@ -608,7 +608,7 @@ def test_fewer_rows_and_no_noise(place, tmp_path):
         ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
         ({"config": None, "budget": "10%"}, "budget plans"),
         ({"budget": "much"}, "budget must be a share"),
-        ({"budget": "20%", "config": SketchConfig(kind="hash", bits=4)}, "bits must be .* every kind but rows"),
+        ({"budget": "20%", "config": SketchConfig(kind="hash", bits=4)}, "bits must be .* kinds that mix rows"),
         ({"config": None, "noise_layers": ("*",)}, "noise_layers needs"),
         ({"config": None, "noise_every": 3}, "noise_every watches sketches"),
     ],

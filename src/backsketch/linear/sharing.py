@@ -49,7 +49,11 @@ class _Entry:
 
     def take(self, x: Tensor, reader: Hashable) -> Kept | None:
         """Return what was kept for a layer that has not taken it, unless it is gone or the memory changed hands."""
-        if reader in self.readers or self.storage() is not x.untyped_storage() or self.probe != _probe(x):
+        if (
+            reader in self.readers
+            or self.storage() is not x.untyped_storage()
+            or not _same_probe(self.probe, _probe(x))
+        ):
             return None
         kept = [reference() for reference in self.kept]
         if any(tensor is None for tensor in kept):
@@ -88,7 +92,7 @@ def identity(x: Tensor) -> Hashable:
     return memory_id(x), x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_neg(), version_of(x)
 
 
-def _probe(x: Tensor) -> tuple[float, ...] | None:
+def _probe(x: Tensor) -> Tensor | None:
     """Return a sum and some values of a tensor on the CPU whose memory no operation of autograd made; else None.
 
     Such memory may be shared with NumPy or another process, which fill it again without counting up its version.
@@ -96,7 +100,11 @@ def _probe(x: Tensor) -> tuple[float, ...] | None:
     if not x.is_cpu or not x.numel() or producer_of(x) is not None:
         return None
     x = x.detach()
-    return float(x.sum(dtype=torch.float64)), *x[_scattered(x.shape)].tolist()
+    return torch.cat((x.sum(dtype=torch.float64).view(1), x[_scattered(x.shape)].to(torch.float64)))
+
+
+def _same_probe(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other if one is None or other is None else torch.equal(one, other)
 
 
 @lru_cache(maxsize=64)
