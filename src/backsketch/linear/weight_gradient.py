@@ -17,7 +17,7 @@ from ..storage.packing import unpack
 from .keeping import drawn_on, sketch_for
 
 _UNPACKED_ROWS = 512  # rows turned back from codes at once: enough for a good GEMM, few enough for memory used before
-_LEAST_OUTPUTS = 256  # columns of Y compressed at once, at least
+_LEAST_OUTPUTS = 512  # columns of Y compressed at once, at least
 
 
 def weight_gradient(
@@ -35,36 +35,51 @@ def weight_gradient(
 
 def _product(sketch: Sketch, y: Tensor, rows: Tensor | _StoredRows, in_features: int) -> Tensor:
     """Return gain · (Rᵀy)ᵀ · rows: (rows, out_features) -> (out_features, in_features)."""
-    compress, gain = _compression(sketch, y), sketch.gain
+    gain = sketch.gain
     factor = 1.0 if isinstance(gain, Tensor) else gain
+    out = y.new_empty(y.shape[1], in_features)
     if isinstance(rows, _StoredRows) and y.dtype != compute_dtype(y.dtype):
         rows, factor = rows.all_halved(y.dtype), 2 * factor
-    out = y.new_empty(y.shape[1], in_features)
-    for outputs in _output_slabs(sketch, y, in_features):
-        part = compress(y[:, outputs])
-        if isinstance(rows, _StoredRows):
-            rows.product(part, factor, out=out[outputs])
-        else:
-            out[outputs].addmm_(part.t(), rows, beta=0, alpha=factor)
+    if isinstance(rows, Tensor):
+        compress = _compression(sketch, y)
+        for outputs in _output_slabs(y, in_features, 0 if isinstance(sketch, Whole) else sketch.dim):
+            out[outputs].addmm_(compress(y[:, outputs]).t(), rows, beta=0, alpha=factor)
+    elif isinstance(sketch, Rows):
+        _add_picked(sketch, y, rows, factor, out)
+    else:
+        for outputs in _output_slabs(y, in_features, 0 if isinstance(sketch, Whole) else sketch.dim):
+            part = sketch.compress(y[:, outputs])
+            for slab in rows.slabs():
+                out[outputs].addmm_(
+                    part[slab].t(), rows.halved(slab, y.dtype), beta=min(slab.start, 1), alpha=2 * factor
+                )
     return out.mul_(gain) if isinstance(gain, Tensor) else out
 
 
+def _add_picked(sketch: Rows, y: Tensor, rows: _StoredRows, factor: float, out: Tensor) -> None:
+    """Put factor · (Rᵀy)ᵀ · rows in ``out`` for a sketch that picks rows, some of which are unpacked at a time."""
+    chosen = sketch.chosen(y.device)
+    for slab in rows.slabs():
+        picked, unpacked = chosen[slab], rows.halved(slab, y.dtype)
+        for outputs in _output_slabs(y, rows.features, len(picked)):
+            part = sketch.pick(y[:, outputs], picked)
+            out[outputs].addmm_(part.t(), unpacked, beta=min(slab.start, 1), alpha=2 * factor)
+
+
 def _compression(sketch: Sketch, y: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return what compresses some columns of y; which rows are picked is found out once for all of them."""
+    """Return a function that compresses columns of y; the rows to pick are found once for all columns."""
     return partial(sketch.pick, chosen=sketch.chosen(y.device)) if isinstance(sketch, Rows) else sketch.compress
 
 
-def _output_slabs(sketch: Sketch, y: Tensor, in_features: int) -> Iterator[slice]:
-    """Split the columns of y where all of them, compressed, would be larger than half of the input was.
+def _output_slabs(y: Tensor, in_features: int, kept: int) -> Iterator[slice]:
+    """Split the columns of y into chunks of which ``kept`` rows take no more than half of the input's bytes.
 
-    An exact layer has its input and the input's gradient at once: what stands here in their place must not be more. A
-    layer with many outputs for its inputs, as lm_head is, would raise the peak of the step.
+    An exact layer holds its input and the input's gradient at the peak. The compressed Y must not be larger, or a layer
+    with many outputs, as lm_head, would raise the peak. In half precision the unpacked rows stand beside it: a quarter.
     """
     outputs = y.shape[1]
-    most = len(y) * in_features // (2 if y.dtype == compute_dtype(y.dtype) else 8)  # rows may stand there unpacked too
-    width = outputs
-    if not isinstance(sketch, Whole) and sketch.dim * outputs > most:
-        width = max(_LEAST_OUTPUTS, most // max(sketch.dim, 1))
+    most = len(y) * in_features // (2 if y.dtype == compute_dtype(y.dtype) else 4)
+    width = max(_LEAST_OUTPUTS, most // kept) if kept else outputs
     return (slice(start, start + width) for start in range(0, outputs, max(width, 1)))
 
 
@@ -88,11 +103,9 @@ class _StoredRows:
             rows[slab] = self.halved(slab, dtype)
         return rows
 
-    def product(self, y: Tensor, factor: float, *, out: Tensor) -> None:
-        """Put factor · yᵀ · rows in ``out``, some rows unpacked at a time: (dim, outputs) -> (outputs, features)."""
-        for start in range(0, max(len(self.codes), 1), _UNPACKED_ROWS):
-            slab = slice(start, start + _UNPACKED_ROWS)
-            out.addmm_(y[slab].t(), self.halved(slab, out.dtype), beta=min(start, 1), alpha=2 * factor)
+    def slabs(self) -> list[slice]:
+        """Split the rows for a GEMM each."""
+        return [slice(start, start + _UNPACKED_ROWS) for start in range(0, max(len(self.codes), 1), _UNPACKED_ROWS)]
 
 
 def _add_outer(gradient: Tensor, total: Tensor, mean: Tensor) -> None:
