@@ -145,3 +145,4 @@ def test_a_model_of_attention_keeps_no_sketch_of_its_output():
     sketch_(model, {"*.o_proj": SketchConfig.recommended()})
     assert len(summary(model).sketched) == 2
     assert kept(model)[0] == exact
+    assert all("its input is held anyway" in layer.note for layer in summary(model).sketched)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..config import SketchConfig, check_config
-from ..linear.algorithm import EXACT_IN_CHECKPOINT, RAN_IN_CHECKPOINT
+from ..linear.algorithm import EXACT_IN_CHECKPOINT, INPUT_IS_HELD, RAN_IN_CHECKPOINT
 from ..masks.attention_mask import follow_attention_mask, forget_attention_mask
 from ..torch_private import SHOWS_WHAT_IS_SAVED
 from .left_exact import NEVER_CALLED, lora_b_layers, lora_b_reason, narrow_reason, uncalled_layers
@@ -70,7 +70,7 @@ def sketch_(
     check_choice(config, where)
     check_flag("checkpointed", checkpointed)
     if not checkpointed and not SHOWS_WHAT_IS_SAVED:
-        raise RuntimeError(f"checkpointed=False needs torch 2.8, which tells of checkpoints: got {torch.__version__}")
+        raise RuntimeError(f"checkpointed=False needs torch 2.8 or newer, got {torch.__version__}")
     rules = NameRules(SketchConfig.recommended() if config is None else config)
     modules, decided = dict(model.named_modules()), _decide(model, rules, where)  # before any layer is changed
     unpaid = {} if profile is None else _consult(profile, chosen_configs(decided))
@@ -234,7 +234,7 @@ def _restore(module: nn.Module) -> None:
     if (exact := exact_type(module)) is not None and not _has_own_forward(module):
         become(module, exact)
         del module.config
-        for name in (EXACT_IN_CHECKPOINT, RAN_IN_CHECKPOINT):
+        for name in (EXACT_IN_CHECKPOINT, RAN_IN_CHECKPOINT, INPUT_IS_HELD):
             module.__dict__.pop(name, None)
         if _OWN_CONFIG in module.__dict__:
             module.__dict__["config"] = module.__dict__.pop(_OWN_CONFIG)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from ..linear.algorithm import EXACT_IN_CHECKPOINT, RAN_IN_CHECKPOINT
+from ..linear.algorithm import EXACT_IN_CHECKPOINT, INPUT_IS_HELD, RAN_IN_CHECKPOINT
 from ..table import Table
 from .conversion import check_model
 from .left_exact import FROZEN
@@ -101,7 +101,7 @@ def _report(name: str, module: nn.Module, checkpointed: bool) -> LayerReport | N
     sketched = is_sketched(module)
     note = why_exact(module)
     if sketched:
-        note = f"{module.config}{_in_checkpoints(module, checkpointed)}" if weight_trains(module) else FROZEN
+        note = f"{module.config}{_as_it_ran(module, checkpointed)}" if weight_trains(module) else FROZEN
     if note is None:
         return None
     return LayerReport(name or "(the model)", type(module).__name__, _shape(module), sketched, note)
@@ -111,6 +111,12 @@ def _checkpointed_modules(model: nn.Module) -> set[nn.Module]:
     """Return the modules inside of those for which transformers has switched gradient checkpointing on."""
     switched_on = (module for module in model.modules() if getattr(module, "gradient_checkpointing", False) is True)
     return {inner for module in switched_on for inner in module.modules()}
+
+
+def _as_it_ran(module: nn.Module, checkpointed: bool) -> str:
+    """Say what became of a sketched layer when it ran."""
+    held = "; exact where it ran, since its input is held anyway" if module.__dict__.get(INPUT_IS_HELD) else ""
+    return held + _in_checkpoints(module, checkpointed)
 
 
 def _in_checkpoints(module: nn.Module, checkpointed: bool) -> str:

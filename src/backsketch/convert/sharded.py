@@ -32,7 +32,7 @@ _classes: dict[tuple[type, type], type[nn.Module]] = {}
 
 
 def _sharded(kind: type[nn.Module], target: type[nn.Module]) -> type[nn.Module]:
-    """Return the class that is to ``target`` what the sharded ``kind`` is to its own."""
+    """Return the class that fully_shard would make of ``target``."""
     if (kind, target) not in _classes:
         special = {name: kind.__dict__[name] for name in ("__deepcopy__",) if name in kind.__dict__}
         _classes[kind, target] = type(f"FSDP{target.__name__}", (kind.__bases__[0], target), special)
@@ -40,7 +40,7 @@ def _sharded(kind: type[nn.Module], target: type[nn.Module]) -> type[nn.Module]:
 
 
 def gather_no_more(model: nn.Module) -> None:
-    """Put the parameters of a sharded model, which a forward pass without its backward leaves gathered, back."""
+    """Reshard the parameters of a sharded model: a forward pass without its backward leaves them gathered."""
     for module in model.modules():
         if _is_sharded(type(module)):
             module.reshard()  # type: ignore[operator]

@@ -100,7 +100,10 @@ def _stays_exact(x: Tensor, config: SketchConfig, layer: nn.Module | None, insid
     if transforms_active():
         return False
     if not inside:
-        return held_by_producer(x)
+        held = held_by_producer(x)
+        if held and layer is not None:
+            layer.__dict__[INPUT_IS_HELD] = True
+        return held
     if layer is not None:
         layer.__dict__[RAN_IN_CHECKPOINT] = True
         if layer.__dict__.get(EXACT_IN_CHECKPOINT):
@@ -116,7 +119,9 @@ def _memory(weight: Tensor) -> int:
     return 0 if transforms_active() else memory_id(weight)
 
 
+# What a layer remembers of its runs, and of how it was converted.
 RAN_IN_CHECKPOINT, EXACT_IN_CHECKPOINT = "_ran_in_checkpoint", "_exact_in_checkpoint"
+INPUT_IS_HELD = "_input_is_held"
 
 
 def _apply(
@@ -130,7 +135,7 @@ def _apply(
 ) -> Tensor:
     transformed = transforms_active()
     function = _TransformedLinear if transformed else _SketchedLinear
-    # Of x without its memory: all that is left of it in the graph, to find out in backward what it was computed from.
+    # An empty slice of x links the weight gradient to the graph of x without its memory: a second derivative raises.
     origin = (x[:0].clone(),) if (x.requires_grad or transformed) and not isinstance(how, str) else ()
     out: Tensor
     if cast is None:
@@ -241,7 +246,7 @@ def _estimate(ctx: Any, y: Tensor, valid: Tensor | None, kept: tuple[Tensor, ...
 
 
 class _Once(torch.autograd.Function):
-    """A gradient that it is an error to differentiate with respect to anything that it was computed from."""
+    """The identity on a gradient; its own backward raises. ``origins`` are what the gradient was computed from."""
 
     @staticmethod
     def forward(gradient: Tensor, *origins: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from ..torch_private import is_wrapped, transform_levels, unwrapped
 
 
 def check_forward(weight: Tensor) -> None:
-    """Raise where a transform would make the gradient of a weight that is trained wrong, zero or dense without a word.
+    """Raise for transforms that would silently give a trained weight a wrong or zero gradient, or save nothing.
 
     The estimate of ∂W has no derivative of its own, so a second level of grad would be zero; rows that vmap hides from
     the layer cannot be sketched together; and forward mode keeps nothing, so there is nothing to sketch.

@@ -14,7 +14,7 @@ from ..torch_private import memory_id, producer_of, saved_by, saves_its_output
 def held_by_producer(x: Tensor) -> bool:
     """Tell whether the operation that made ``x`` has saved the memory behind it, unpacked, for backward.
 
-    What saved_memory and peak_memory hold for a node they show as ``tensor``.
+    saved_memory and peak_memory wrap saved tensors; the original is in their ``tensor``.
     """
     held = (getattr(saved, "tensor", saved) for saved in saved_by(producer_of(x)))
     return any(isinstance(tensor, Tensor) and memory_id(tensor) == memory_id(x) for tensor in held)
@@ -23,6 +23,6 @@ def held_by_producer(x: Tensor) -> bool:
 def saved_by_producer(x: Tensor) -> bool:
     """Tell whether the operation that made ``x`` saves its output, whatever hooks make of it.
 
-    Inside a checkpointed region, where the two passes must decide alike: in the first one nothing is held.
+    For use inside checkpoints: in their first pass nothing is held, and both passes must decide the same.
     """
     return saves_its_output(producer_of(x))

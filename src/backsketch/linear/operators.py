@@ -1,4 +1,4 @@
-"""What others see of a sketch where it is one step: opaque operators for torch.compile, checkpointing, fake tensors.
+"""Opaque operators: a sketch as one step for torch.compile, selective checkpointing and fake tensors.
 
 Drawing the seed, sketching, and returning both is one operator, so that no pass of the compiler can redo one without
 the other: rows and seed always come from the same draw, and backward never meets rows of another S. (Random numbers

@@ -35,9 +35,9 @@ def ignore_attention_mask(model: nn.Module, ignore: bool = True) -> None:
 def follow_attention_mask(model: nn.Module) -> None:
     """Make the sketched layers of ``model`` leave out the rows that an attention_mask says are padding.
 
-    A module's own mask, if it is called with one of tokens (batch, sequence), holds for all inside it; other modules
-    are under the mask that the module around them is under. Where a module reads other tokens as well, as a decoder
-    does, there is no mask but those that the modules inside are called with. Only padding at the end is left out.
+    A mask (batch, sequence) that a module is called with applies to all modules inside. Without one, the mask of the
+    outer module applies. A module that reads other tokens as well, as a decoder does, clears it; modules inside may
+    be called with their own. Only padding at the end is left out.
     """
     forget_attention_mask(model)
     for module in _concerned(model):
@@ -107,7 +107,7 @@ torch.library.register_fake(
 
 
 def _but_the_end(mask: Tensor) -> Tensor:
-    """Return which tokens have one that counts at or after them, and all of a text that begins with padding.
+    """Return True for all tokens but padding at the end; a text that begins with padding is kept whole.
 
     (batch, sequence) -> the same, bool. In a causal model the last padded token before a text predicts its first word,
     so it has a gradient; as it may read nothing, eager attention makes it read everything, padding at the end too.

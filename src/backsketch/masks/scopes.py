@@ -23,7 +23,7 @@ from ..torch_private import in_backward
 
 @dataclass(eq=False, slots=True)
 class Mask:
-    """A mask, flat and on the device where it was last needed, and which input shapes have met it."""
+    """A mask, flat and on the device where it was last needed, and the shapes of inputs that it did not fit."""
 
     rows: Tensor
     shape: torch.Size
@@ -44,9 +44,9 @@ class Mask:
 
 @dataclass(eq=False, slots=True)
 class Scope:
-    """A mask, or None for no mask, in force until ``caller`` has ended; if that is None, until it is lifted.
+    """An active mask; None stands for no mask. It ends when the ``caller`` frame has returned, or when it is lifted.
 
-    One that ``holds`` was said by hand: models called inside put none of theirs in its place.
+    ``holds`` is set by valid_rows and ignore_attention_mask: models called inside do not replace it by their own.
     """
 
     mask: Mask | None

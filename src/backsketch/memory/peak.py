@@ -22,7 +22,7 @@ from .saved import Held
 class peak_memory:  # noqa: N801 (a context manager, used as a verb)
     """Follow every storage that operations inside the block make, use or drop, and find the peak of their bytes.
 
-    It counts tensors, exactly and alike on every device: no allocator rounding, no fragmentation, no workspace hidden
+    It counts tensors, exactly: no allocator rounding, no fragmentation, no workspace hidden
     in a kernel. For eager mode. ``cuda`` has the allocator's own peak beside it where there is CUDA.
 
         with peak_memory(model, optimizer) as peak:

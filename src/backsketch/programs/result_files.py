@@ -51,7 +51,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values by name, None for each that JSON has no word for."""
+    """Return the values by name, with None for NaN and infinity, which JSON does not have."""
     bad = {name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
     return {name: None if name in bad else value for name, value in values.items()}
 
