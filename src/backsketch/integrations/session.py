@@ -23,10 +23,10 @@ from ..convert.conversion import (
     sketches_checkpointed,
     unsketch_,
 )
+from ..memory.saved import saved_memory
 from ..monitor.noise_monitor import NoiseMonitor
 from ..monitor.noise_records import Record, add_up, by_layer, ratios
 from ..torch_private import inside_compiled
-from .peak_kept import PeakKept
 
 
 class Session:
@@ -73,9 +73,9 @@ class Session:
         if not self._measures:
             yield
             return
-        with PeakKept(self.model) as peak:
+        with saved_memory(self.model) as saved:
             yield
-        self._kept = max(self._kept or 0, peak.bytes)
+        self._kept = max(self._kept or 0, saved.most_activations)
 
     def report(self) -> dict[str, float]:
         """Return what was measured since the last report, under the names it is logged with."""

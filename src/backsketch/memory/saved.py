@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -56,9 +57,13 @@ class saved_memory:  # noqa: N801 (a context manager, used as a verb)
         self._model = model
         self._note = note
         self._held: WeakSet[Held] = WeakSet()
+        self._claims: Counter[int] = Counter()  # storage -> how many saved tensors hold it
+        self._own_at_entry: frozenset[int] = frozenset()
+        self._now = self._most = 0
         self._hooks = saved_tensors_hooks(self._pack, Held.release)
 
     def __enter__(self) -> saved_memory:
+        self._own_at_entry = frozenset(self._own())
         self._hooks.__enter__()
         return self
 
@@ -77,6 +82,11 @@ class saved_memory:  # noqa: N801 (a context manager, used as a verb)
         return sum(size for key, size in self._sizes().items() if key not in own)
 
     @property
+    def most_activations(self) -> int:
+        """Return the most bytes held at any time so far that were not the model's own."""
+        return self._most
+
+    @property
     def parameters(self) -> int:
         """Return the bytes held now of the model's parameters and buffers."""
         own = self._own()
@@ -93,7 +103,23 @@ class saved_memory:  # noqa: N801 (a context manager, used as a verb)
     def _pack(self, tensor: Tensor) -> Held:
         held = Held(tensor, self._note() if self._note else None)
         self._held.add(held)
+        for key, size in sizes([tensor]).items():
+            if key not in self._own_at_entry:
+                self._claim(held, key, size)
         return held
+
+    def _claim(self, held: Held, key: int, size: int) -> None:
+        if not self._claims[key]:
+            self._now += size
+            self._most = max(self._most, self._now)
+        self._claims[key] += 1
+        finalize(held, self._release, key, size).atexit = False
+
+    def _release(self, key: int, size: int) -> None:
+        self._claims[key] -= 1
+        if not self._claims[key]:
+            del self._claims[key]
+            self._now -= size
 
     def _sizes(self) -> dict[int, int]:
         return sizes(held.tensor for held in self._held)

@@ -11,8 +11,8 @@ from torch import nn
 from transformers import DataCollatorWithPadding
 
 from ...convert.conversion import Configs, Where, sketch_
-from ...integrations.peak_kept import PeakKept
 from ...memory.peak import peak_memory
+from ...memory.saved import saved_memory
 
 
 def largest_batch(encoded: list[dict[str, Any]], tokenizer: Any, size: int) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def step_memory(model: nn.Module, batch: dict[str, Any], configs: Configs | None
         if configs is not None:
             sketch_(model, configs, where)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9, fused=True)  # as the Trainer's
-        with PeakKept(model) as kept:
+        with saved_memory(model) as kept:
             model(**batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -48,7 +48,7 @@ def step_memory(model: nn.Module, batch: dict[str, Any], configs: Configs | None
     place = peak.place
     return {
         "batch_shape": list(batch["input_ids"].shape),
-        "kept_bytes": kept.bytes,
+        "kept_bytes": kept.most_activations,
         "peak_bytes": peak.total,
         "peak_parts": peak.parts,
         "peak_place": None if place is None else str(place),
