@@ -215,7 +215,7 @@ def _consult(profile: Profile, chosen: dict[str, SketchConfig]) -> dict[str, str
 
 
 def _has_own_forward(module: nn.Module) -> bool:
-    """Tell whether something put another forward in a layer's own: bound to its class as that was then."""
+    """Tell whether ``forward`` was replaced on the instance, as accelerate's hooks do."""
     return "forward" in module.__dict__
 
 

@@ -15,11 +15,11 @@ FROZEN = "frozen: keeps nothing"
 NEVER_CALLED = "its weight is read and it is never called"
 
 _MOST = 0.5  # of an input's bytes: a sketch that keeps more is hardly worth its noise
-_WIDE, _MANY_ROWS = 4096, 1 << 20  # so many that a group's ranges, and the seed, are at their least share
+_WIDE, _MANY_ROWS = 4096, 1 << 20  # large sizes, at which the overhead of ranges and seed is smallest
 
 
 def narrow_reason(module: nn.Module, config: SketchConfig) -> str | None:
-    """Say why a layer is too narrow for ``config``; None where it is not, or where any layer would keep as much.
+    """Return why a layer is too narrow for ``config``, or None if it is wide enough or a wide one would keep as much.
 
     Rows in few bits have 8 bytes of ranges for each group of values, also for a group of one.
     """
@@ -42,7 +42,7 @@ def lora_b_layers(model: nn.Module) -> set[nn.Module]:
 
 
 def uncalled_layers(model: nn.Module) -> set[nn.Module]:
-    """Return the layers of LoRA adapters that add a product of weights to a weight, and so never run."""
+    """Return the lora_A and lora_B of adapters that merge them into a weight without calling them."""
     if "peft.tuners.lora.layer" not in sys.modules:
         return set()
     from peft.tuners.lora import layer as lora

@@ -188,7 +188,7 @@ def _before_the_loggers(callback: TrainerCallback) -> None:
 
 
 def _sender(kind: type[Sender]) -> Sender | None:
-    """Find on the stack who sends the event that is being handled: it brings everything with it but that."""
+    """Find on the stack the Trainer or handler that sends the event: an event has no reference to it."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if isinstance(found := frame.f_locals.get("self"), kind):

@@ -29,8 +29,8 @@ def sketched_linear(
 ) -> Tensor:
     """Return x Wᵀ + b as F.linear does, and keep a sketch of x for ∂W in place of x itself.
 
-    The output, ∂x and ∂b are those of F.linear; ∂W is unbiased. Where ∂W is not asked for, this is F.linear; and where
-    nothing can be saved, since the batch is too small to compress or the operation that made x keeps it anyway.
+    The output, ∂x and ∂b are those of F.linear; ∂W is unbiased. It is exact if the batch is too small to compress, or
+    if the operation that made x keeps it anyway. If ∂W is not needed, this is F.linear.
 
     Args:
         x: (..., in_features); weight: (out_features, in_features); bias: (out_features,).

@@ -53,8 +53,8 @@ def refuse_script() -> nn.Module:
 def trains(layer: nn.Module) -> bool:
     """Tell whether a layer has anything to train, the same with gradients on and off, as checkpointing needs it.
 
-    The weight alone does not tell where it is computed from other parameters, nor these in a replica of DataParallel,
-    which has none. Inside a torch.func transform neither does; sketched_linear finds out there.
+    ``weight.requires_grad`` is not enough: a parametrized weight is computed from other parameters. Inside a torch.func
+    transform nothing tells; sketched_linear finds out there.
     """
     return (
         bool(layer.weight.requires_grad)

@@ -48,7 +48,7 @@ class _Entry:
         self.readers = {reader}
 
     def take(self, x: Tensor, reader: Hashable) -> Kept | None:
-        """Return what was kept for a layer that has not taken it, unless it is gone or the memory changed hands."""
+        """Return what was kept, for a layer that has not taken it; None if it is gone or the memory has changed."""
         if (
             reader in self.readers
             or self.storage() is not x.untyped_storage()
