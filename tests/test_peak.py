@@ -19,6 +19,7 @@ SHAPES = {
     "few rows": (8, 4096, 4096),
     "one output": (16384, 4096, 1),
     "narrow to wide": (16384, 64, 4096),
+    "wide to narrow": (8192, 4096, 512),
 }
 SMALL = {"lm_head": (64, 128, 8000), "wide to narrow": (512, 1024, 64), "many rows": (8192, 128, 128)}
 HELPERS = 6 * 2**20  # bytes that sketching may take for a moment, whatever the size of a layer
@@ -27,6 +28,7 @@ CONFIGS = [SketchConfig.recommended(), SketchConfig.recommended(0.27), SketchCon
 CONFIGS += [SketchConfig(ratio=1.0, bits=bits, center=center) for bits in (8, 4, 2) for center in (False, True)]
 CONFIGS += [SketchConfig(ratio=0.9, center=True), SketchConfig(ratio=0.9, bits=8), SketchConfig(ratio=0.5)]
 CONFIGS += [SketchConfig(kind="hadamard", ratio=0.25, block=64, center=center) for center in (False, True)]
+CONFIGS += [SketchConfig(kind="hadamard", ratio=0.9, block=64)]
 KINDS_DRAWN = [SketchConfig(kind=kind, ratio=0.1, center=True) for kind in KINDS]
 KINDS_DRAWN += [SketchConfig(kind="hash", ratio=0.9, center=True)]
 KINDS_DRAWN += [SketchConfig(kind=kind, ratio=0.25, block=64, bits=4) for kind in KINDS]

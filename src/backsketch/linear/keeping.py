@@ -19,6 +19,7 @@ from ..storage.packing import pack, stored_bytes
 
 SEED_BYTES = 8
 
+_MOST_PARTS = 16  # of a masked input, each sketched on its own
 _DITHER_STREAM = 0x5DEECE66D  # keeps the dither's random numbers apart from the sketch's
 
 
@@ -32,9 +33,11 @@ def keep(x: Tensor, config: SketchConfig, seed: Tensor, valid: Tensor | None = N
         return seed, *_packed(x, config.bits, _dither(x, seed), sketch, valid, *mean), *mean
     if valid is None or isinstance(sketch, ValidRows):  # which leaves out the others itself
         rows = sketch.compress(x)
-    else:  # in two halves, since a copy of all of x would raise the peak of the step
-        padded = ~valid.unsqueeze(1)
-        rows = torch.cat([sketch.compress(half.masked_fill(padded, 0)) for half in x.chunk(2, 1)], 1)
+    else:  # some columns at a time, since a copy of all of x would raise the peak of the step
+        rows, padded = x.new_empty(sketch.dim, x.shape[1]), ~valid.unsqueeze(1)
+        parts = min(_MOST_PARTS, -(-(len(x) + sketch.dim) // max(len(x) - sketch.dim, 1)))  # together less than x
+        for part, target in zip(x.chunk(parts, 1), rows.chunk(parts, 1), strict=True):
+            target.copy_(sketch.compress(part.masked_fill(padded, 0)))
     if config.center:
         ones = x.new_ones(len(x), 1) if valid is None else valid.unsqueeze(1).to(x.dtype)
         rows.addmm_(sketch.compress(ones), mean[0].unsqueeze(0), alpha=-1)
