@@ -5,6 +5,7 @@ A file of its own because torchrun runs a script. Rank 0 writes what a check mea
 
 import copy
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -239,3 +240,5 @@ if __name__ == "__main__":
         if dist.get_rank() == 0:
             (folder / f"{name}.json").write_text(json.dumps(outcome))
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # a thread of torch may still run when the interpreter ends, which then aborts now and then
