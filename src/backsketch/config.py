@@ -63,8 +63,7 @@ class SketchConfig:
             if not _is_integer(self.bits) or self.bits not in STORED_BITS:
                 raise ValueError(f"bits must be None or one of {STORED_BITS}, got {self.bits!r}")
             object.__setattr__(self, "bits", int(self.bits))
-        if not isinstance(self.center, bool):
-            raise TypeError(f"center must be True or False, got {self.center!r}")
+        check_flag("center", self.center)
         self.as_json  # noqa: B018  # now, as torch.compile can read it but not make it
 
     @classmethod
@@ -120,6 +119,12 @@ def check_config(config: object) -> SketchConfig:
     if not isinstance(config, SketchConfig):
         raise TypeError(f"config must be a SketchConfig, got {config!r}")
     return config
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise TypeError for what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def _row_share(bits: int) -> float:

@@ -26,7 +26,7 @@ def code(config: SketchConfig) -> str:
 
 def noise(config: SketchConfig) -> str | None:
     """Say what the noise will be, and how that is known: D² / D²_SGD = 1/ρ - 1 by leaving rows out, for any data."""
-    if SKETCHES[config.kind].mixes_rows or config.ratio is None or config.center:
+    if config.ratio is None or config.center:
         return None
     multiple = SKETCHES[config.kind].multiple_of_sgd(config.ratio)
     if multiple is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import torch
 from torch import nn
 
-from ..config import SketchConfig, check_config
+from ..config import SketchConfig, check_config, check_flag
 from ..linear.algorithm import EXACT_IN_CHECKPOINT, INPUT_IS_HELD, RAN_IN_CHECKPOINT
 from ..masks.attention_mask import follow_attention_mask, forget_attention_mask
 from ..torch_private import SHOWS_WHAT_IS_SAVED
@@ -155,12 +155,6 @@ def sketch_again(model: nn.Module, configs: Mapping[str, SketchConfig], checkpoi
 def sketches_checkpointed(model: nn.Module) -> bool:
     """Tell whether the sketched layers of ``model`` are sketched inside activation checkpointing too."""
     return not any(module.__dict__.get(EXACT_IN_CHECKPOINT) for module in model.modules())
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raise TypeError for what is neither True nor False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def left_exact_because(module: nn.Module) -> str | None:

@@ -10,7 +10,8 @@ from .sharded import own_class
 
 def exact_type(module: nn.Module) -> type[nn.Module] | None:
     """Return the exact class behind a sketched layer, or None for any other module."""
-    return next((exact for exact, twin in twins().items() if own_class(module) is twin), None)
+    kind = own_class(module)
+    return next((exact for exact, twin in twins().items() if kind is twin), None)
 
 
 def is_sketched(module: nn.Module) -> bool:
@@ -20,4 +21,5 @@ def is_sketched(module: nn.Module) -> bool:
 
 def sketched_type(module: nn.Module) -> type[nn.Module] | None:
     """Return the sketched class for a layer that can be converted or already is, or None."""
-    return next((twin for exact, twin in twins().items() if own_class(module) in (exact, twin)), None)
+    kind = own_class(module)
+    return next((twin for exact, twin in twins().items() if kind in (exact, twin)), None)

@@ -11,12 +11,11 @@ from weakref import WeakKeyDictionary, ref
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ..config import SketchConfig
+from ..config import SketchConfig, check_flag
 from ..convert.conversion import (
     Configs,
     Where,
     check_choice,
-    check_flag,
     present_configs,
     sketch_,
     sketch_again,
@@ -138,8 +137,7 @@ def check_arguments(
     is_count = isinstance(noise_every, int) and not isinstance(noise_every, bool) and noise_every > 0
     if noise_every is not None and not is_count:
         raise ValueError(f"noise_every must be a positive integer or None, got {noise_every!r}")
-    if not isinstance(noise_by_layer, bool):
-        raise TypeError(f"noise_by_layer must be True or False, got {noise_by_layer!r}")
+    check_flag("noise_by_layer", noise_by_layer)
     if noise_by_layer and noise_every is None:
         raise ValueError("noise_by_layer=True reports what noise_every measures: give noise_every too, got None")
 

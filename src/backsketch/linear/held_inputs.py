@@ -16,8 +16,9 @@ def held_by_producer(x: Tensor) -> bool:
 
     saved_memory and peak_memory wrap saved tensors; the original is in their ``tensor``.
     """
+    memory = memory_id(x)
     held = (getattr(saved, "tensor", saved) for saved in saved_by(producer_of(x)))
-    return any(isinstance(tensor, Tensor) and memory_id(tensor) == memory_id(x) for tensor in held)
+    return any(isinstance(tensor, Tensor) and memory_id(tensor) == memory for tensor in held)
 
 
 def saved_by_producer(x: Tensor) -> bool:

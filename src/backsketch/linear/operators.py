@@ -106,9 +106,8 @@ def _keep_or_share(source: Tensor, x: Tensor, seed: Tensor, reader: int, as_json
 
 
 def _shapes_kept_or_shared(source: Tensor, x: Tensor, seed: Tensor, reader: int, as_json: str) -> list[Tensor]:
-    valid = (
-        None if inside_checkpoint() else masked_rows(x)
-    )  # a fake seed has no value to find the mask by when a region runs again
+    # A fake seed has no value to find the mask by when a checkpointed region runs again.
+    valid = None if inside_checkpoint() else masked_rows(x)
     return [_no_rows(x) if valid is None else valid, *_shapes_kept(as_rows(x), as_json)]
 
 

@@ -42,12 +42,12 @@ def _product(sketch: Sketch, y: Tensor, rows: Tensor | _StoredRows, in_features:
         rows, factor = rows.all_halved(y.dtype), 2 * factor
     if isinstance(rows, Tensor):
         compress = _compression(sketch, y)
-        for outputs in _output_slabs(y, in_features, 0 if isinstance(sketch, Whole) else sketch.dim):
+        for outputs in _output_slabs(y, in_features, _compressed_rows(sketch)):
             out[outputs].addmm_(compress(y[:, outputs]).t(), rows, beta=0, alpha=factor)
     elif isinstance(sketch, Rows):
         _add_picked(sketch, y, rows, factor, out)
     else:
-        for outputs in _output_slabs(y, in_features, 0 if isinstance(sketch, Whole) else sketch.dim):
+        for outputs in _output_slabs(y, in_features, _compressed_rows(sketch)):
             part = sketch.compress(y[:, outputs])
             for slab in rows.slabs():
                 out[outputs].addmm_(
@@ -69,6 +69,11 @@ def _add_picked(sketch: Rows, y: Tensor, rows: _StoredRows, factor: float, out: 
 def _compression(sketch: Sketch, y: Tensor) -> Callable[[Tensor], Tensor]:
     """Return a function that compresses columns of y; the rows to pick are found once for all columns."""
     return partial(sketch.pick, chosen=sketch.chosen(y.device)) if isinstance(sketch, Rows) else sketch.compress
+
+
+def _compressed_rows(sketch: Sketch) -> int:
+    """Return how many rows compressing Y makes: none where it is Y itself."""
+    return 0 if isinstance(sketch, Whole) else sketch.dim
 
 
 def _output_slabs(y: Tensor, in_features: int, kept: int) -> Iterator[slice]:

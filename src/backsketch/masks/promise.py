@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,8 @@ def check_promise(valid: Tensor, y: Tensor) -> None:
     if y.is_meta or is_fake(y):
         return
     if _answers_at_once(y):
-        if bool(y.index_select(0, _all_masked(valid)).any()):
+        masked = _remembered(valid, lambda: (~valid).nonzero().squeeze(1))
+        if bool(y.index_select(0, masked).any()):
             _warn()
         return
     _flags.read()
@@ -34,9 +36,7 @@ def check_promise(valid: Tensor, y: Tensor) -> None:
 
 def any_masked_gradient(valid: Tensor, y: Tensor) -> Tensor:
     """Return, on the device, whether some masked rows have a gradient: () bool."""
-    if (rows := getattr(valid, _MASKED, None)) is None:
-        rows = valid.to(torch.uint8).topk(min(_CHECKED_ROWS, len(valid)), largest=False).indices
-        setattr(valid, _MASKED, rows)
+    rows = _remembered(valid, lambda: valid.to(torch.uint8).topk(min(_CHECKED_ROWS, len(valid)), largest=False).indices)
     return (y.index_select(0, rows) != 0).any(1).logical_and(~valid.index_select(0, rows)).any()
 
 
@@ -86,11 +86,13 @@ def _answers_at_once(y: Tensor) -> bool:
     return y.is_cpu
 
 
-def _all_masked(valid: Tensor) -> Tensor:
-    if (masked := getattr(valid, _MASKED, None)) is None:
-        masked = (~valid).nonzero().squeeze(1)
-        setattr(valid, _MASKED, masked)
-    return masked
+def _remembered(valid: Tensor, find: Callable[[], Tensor]) -> Tensor:
+    """Return the rows that ``find`` gives for a mask, found once: all layers under a mask check the same rows."""
+    rows: Tensor | None = getattr(valid, _MASKED, None)
+    if rows is None:
+        rows = find()
+        setattr(valid, _MASKED, rows)
+    return rows
 
 
 def _warn() -> None:

@@ -57,7 +57,7 @@ class Sketch(ABC):
 
     @classmethod
     def noise_growth(cls, rows: int, dim: int) -> float:
-        """Return what D² is proportional to when only the size changes: 0 when all rows are kept."""
+        """Return what D² is proportional to when only the size changes, for a dim below rows."""
         return rows / dim - 1
 
     @classmethod

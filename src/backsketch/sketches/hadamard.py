@@ -28,8 +28,7 @@ class Hadamard(OrthonormalSketch):
     @classmethod
     def transform(cls, x: Tensor, chosen: Tensor) -> Tensor:
         height, stride = x.shape[-1], 1
-        while stride < height:
-            radix = min(RADIX, height // stride)
+        for radix in _radices(height):
             x = cls.matrix(radix, x.device).to(x.dtype) @ x.reshape(-1, radix, stride)
             stride *= radix
         return x.reshape(-1, height).index_select(-1, chosen)

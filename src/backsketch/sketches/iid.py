@@ -30,7 +30,7 @@ class IidSketch(BlockKind):
 
     @classmethod
     def noise_growth(cls, rows: int, dim: int) -> float:
-        return 0.0 if dim >= rows else rows / dim
+        return rows / dim
 
     def flops(self, features: int) -> int:
         return 2 * self.rows * self.dim * features
