@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from backsketch import SketchConfig, SketchedLinear, sketch_, sketched_linear, unsketch_, valid_rows
-from backsketch.linear import operators as ops
+from backsketch.linear import compiled_operators as ops
 from backsketch.masks.scopes import in_force
 from cases import every_config, gradients, saved_storages, within_five_standard_errors
 

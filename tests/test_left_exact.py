@@ -9,8 +9,8 @@ from torch import nn
 
 from backsketch import SketchConfig, plan, profile, saved_memory, sketch_, summary
 from backsketch.convert.conversion import configs_for
+from backsketch.convert.layer_classes import exact_type
 from backsketch.convert.left_exact import narrow_reason
-from backsketch.convert.twins import exact_type
 from backsketch.linear.keeping import kept_bytes
 from small import gpt2, mixtral
 

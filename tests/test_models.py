@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from backsketch import SketchConfig, SketchedLinear, sketch_, summary, unsketch_
-from backsketch.convert.twins import exact_type
+from backsketch.convert.layer_classes import exact_type
 
 transformers = pytest.importorskip("transformers")
 

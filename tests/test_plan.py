@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from backsketch import SketchConfig, plan, saved_memory, sketch_
-from backsketch.convert.twins import exact_type
+from backsketch.convert.layer_classes import exact_type
 from backsketch.planning.budget import as_budget
 from backsketch.planning.layer_noise import added_noise
 from backsketch.planning.spending import Point, lower_hull, spend

@@ -14,10 +14,10 @@ from ..config import SketchConfig, check_config, check_flag
 from ..linear.algorithm import EXACT_IN_CHECKPOINT, INPUT_IS_HELD, RAN_IN_CHECKPOINT
 from ..masks.attention_mask import follow_attention_mask, forget_attention_mask
 from ..torch_private import SHOWS_WHAT_IS_SAVED
+from .layer_classes import exact_type, is_sketched, sketched_type
 from .left_exact import NEVER_CALLED, lora_b_layers, lora_b_reason, narrow_reason, uncalled_layers
 from .name_rules import NameRules
 from .sharded import become
-from .twins import exact_type, is_sketched, sketched_type
 
 if TYPE_CHECKING:
     from ..memory.profile_result import Profile

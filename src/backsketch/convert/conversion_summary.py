@@ -11,9 +11,9 @@ from torch.nn.parameter import UninitializedParameter
 from ..linear.algorithm import EXACT_IN_CHECKPOINT, INPUT_IS_HELD, RAN_IN_CHECKPOINT
 from ..table import Table
 from .conversion import check_model
+from .layer_classes import is_sketched
 from .left_exact import FROZEN
 from .reach import Unreached, reach
-from .twins import is_sketched
 from .why_exact import weight_trains, why_exact
 
 

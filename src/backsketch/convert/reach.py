@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from ..table import starred, starred_names
 from ..tensor_storages import sizes
-from .twins import is_sketched
+from .layer_classes import is_sketched
 from .why_exact import EMBEDDINGS, why_unreached
 
 

@@ -7,8 +7,8 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from .conversion import left_exact_because
+from .layer_classes import sketched_type
 from .left_exact import FROZEN
-from .twins import sketched_type
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 

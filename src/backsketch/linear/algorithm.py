@@ -14,11 +14,11 @@ from ..numerics import as_rows
 from ..seeds import draw_seed
 from ..torch_private import is_exporting, is_fake, is_tracing, memory_id, not_a_view, transforms_active
 from .checkpointing import inside_checkpoint, warn_of_checkpoint
+from .compiled_operators import opaque_keep, traced_keep, traced_weight_gradient
 from .func_transforms import check_backward, check_forward
 from .held_inputs import held_by_producer, saved_by_producer
 from .inputs import autocast_to, check_inputs
-from .keep_or_share import keep_or_share
-from .operators import opaque_keep, traced_keep, traced_weight_gradient
+from .sharing import keep_or_share
 from .weight_gradient import weight_gradient
 
 _DEFAULT = SketchConfig.recommended()  # made here, as a graph cannot make one

@@ -8,7 +8,7 @@ from transformers.pytorch_utils import Conv1D
 from ..config import SketchConfig
 from .algorithm import layer_linear
 from .layer import refuse_script, trains
-from .twins import register_twin
+from .twin_registry import register_twin
 
 
 @register_twin(Conv1D)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..config import SketchConfig, check_config
 from ..torch_private import own_parameters, transforms_active
 from .algorithm import layer_linear
-from .twins import register_twin
+from .twin_registry import register_twin
 
 
 @register_twin(nn.Linear)

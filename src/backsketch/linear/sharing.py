@@ -1,8 +1,8 @@
 """One sketch per input: layers that read the same tensor with the same config keep it once between them.
 
-A memo from input to what was kept of it. It owns nothing: the kept tensors live exactly as long as autograd holds them
-for some layer, and an entry whose tensors are gone counts as absent. Each layer takes an entry once: if it runs again,
-the memory may have been filled anew without PyTorch being told. Each thread has its own memo.
+A memo maps an input to what was kept of it. It holds weak references only: kept tensors live as long as autograd needs
+them for some layer, and an entry whose tensors are gone counts as absent. A layer takes an entry only once: when the
+layer runs again, code outside PyTorch may have overwritten the input. Each thread has its own memo.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from ..config import SketchConfig
+from ..masks.scopes import valid_for
+from ..numerics import as_rows
 from ..torch_private import memory_id, producer_of, transforms_active, version_of
+from .keeping import keep
 
 Kept = tuple[Tensor, ...]
 
@@ -23,15 +27,29 @@ _PROBED_VALUES = 64
 _GOLDEN = 0.6180339887498949
 
 
+def keep_or_share(
+    source: Tensor, x: Tensor, seed: Tensor, reader: int, config: SketchConfig
+) -> tuple[Tensor | None, Kept]:
+    """Return the mask of valid rows, (rows,) or None for all, and what the layer ``reader`` keeps of x.
+
+    Args:
+        source: the tensor that the layer was called with; x: the same tensor after autocast.
+        reader: a number that identifies the layer.
+    """
+    valid = valid_for(x, seed)
+    purpose = (config, x.dtype, id(valid))
+    return valid, shared(source, purpose, reader, lambda: keep(as_rows(x), config, seed, valid))
+
+
 class _Memo(threading.local):
-    """What this thread has kept and autograd still holds, by input."""
+    """Input -> what this thread has kept of it, while autograd still holds that."""
 
     def __init__(self) -> None:
         self.entries: dict[Hashable, _Entry] = {}
 
 
 class _Entry:
-    """Weak references to an input's storage and to what was kept of it, and which layers have taken it."""
+    """Weak references to an input's storage and to what was kept of it, and the layers that have taken it."""
 
     __slots__ = ("__weakref__", "kept", "probe", "readers", "storage")
 
@@ -48,7 +66,7 @@ class _Entry:
         self.readers = {reader}
 
     def take(self, x: Tensor, reader: Hashable) -> Kept | None:
-        """Return what was kept, for a layer that has not taken it; None if it is gone or the memory has changed."""
+        """Return what was kept; None if this layer has taken it before, it is gone, or the input has changed."""
         if (
             reader in self.readers
             or self.storage() is not x.untyped_storage()
@@ -65,16 +83,16 @@ class _Entry:
 _memo = _Memo()
 
 
-def shared(x: Tensor, purpose: Hashable, reader: Hashable, keep: Callable[[], Kept]) -> Kept:
-    """Return what another layer than ``reader`` kept of this very tensor for the same purpose, or else ``keep()``."""
-    # An inference tensor does not count its changes.
+def shared(x: Tensor, purpose: Hashable, reader: Hashable, make: Callable[[], Kept]) -> Kept:
+    """Return what a layer other than ``reader`` has kept of this tensor for the same purpose, or else ``make()``."""
+    # An inference tensor has no version, so an in-place change would go unnoticed.
     if torch.compiler.is_compiling() or transforms_active() or x.is_inference():
-        return keep()
+        return make()
     entries = _memo.entries
     key = (identity(x), purpose)
     if (entry := entries.get(key)) is not None and (kept := entry.take(x, reader)) is not None:
         return kept
-    kept = keep()
+    kept = make()
 
     def forget(entry: _Entry) -> None:
         if entries.get(key) is entry:
@@ -87,15 +105,15 @@ def shared(x: Tensor, purpose: Hashable, reader: Hashable, keep: Callable[[], Ke
 def identity(x: Tensor) -> Hashable:
     """Return a key that is equal only for tensors that view the same memory in the same way at the same version.
 
-    In-place changes count up a tensor's version. The key is of use for as long as the storage lives.
+    Every in-place change raises a tensor's version. The key is valid only as long as the storage lives.
     """
     return memory_id(x), x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_neg(), version_of(x)
 
 
 def _probe(x: Tensor) -> Tensor | None:
-    """Return a sum and some values of a tensor on the CPU whose memory no operation of autograd made; else None.
+    """Return the sum and some values of a CPU tensor that no autograd operation made; None for any other tensor.
 
-    Such memory may be shared with NumPy or another process, which fill it again without counting up its version.
+    NumPy or another process may share such memory and overwrite it without raising the tensor's version.
     """
     if not x.is_cpu or not x.numel() or producer_of(x) is not None:
         return None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ..linear import operators as ops
+from ..linear import compiled_operators as ops
 from ..tensor_storages import model_tensors
 from ..torch_private import TorchDispatchMode, in_backward, is_fake, tree_leaves
 from .live_storages import ACTIVATIONS, GRADIENTS, OPTIMIZER_STATES, PARAMETERS, LiveStorages, Peak, Place

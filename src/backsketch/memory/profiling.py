@@ -19,8 +19,8 @@ from ..convert.conversion import (
     sketch_,
     unsketch_,
 )
+from ..convert.layer_classes import sketched_type
 from ..convert.left_exact import FROZEN
-from ..convert.twins import sketched_type
 from ..masks.attention_mask import follow_attention_mask
 from .ledger import Chosen, Ledger
 from .meta_device import meta_step

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..convert.twins import sketched_type
+from ..convert.layer_classes import sketched_type
 from ..linear.held_inputs import held_by_producer
 from ..linear.inputs import input_of
 from ..linear.sharing import identity

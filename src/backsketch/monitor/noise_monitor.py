@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..config import SketchConfig
 from ..convert.conversion import Where
-from ..convert.twins import is_sketched
+from ..convert.layer_classes import is_sketched
 from ..linear.graph_node import after_backward, sketch_node
 from ..linear.inputs import input_of
 from ..numerics import as_rows

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
-from ...convert.twins import sketched_type
+from ...convert.layer_classes import sketched_type
 from .reading import Examples
 from .settings import Settings
 

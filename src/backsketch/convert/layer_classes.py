@@ -1,10 +1,10 @@
-"""Which layers have a sketched twin, and which are one: questions that conversion asks of a module's class."""
+"""Which layers can be sketched and which are, by their class."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from ..linear.twins import twins
+from ..linear.twin_registry import twins
 from .sharded import own_class
 
 
@@ -15,11 +15,11 @@ def exact_type(module: nn.Module) -> type[nn.Module] | None:
 
 
 def is_sketched(module: nn.Module) -> bool:
-    """Tell whether a layer trains from a sketch, also as a subclass that conversion leaves alone."""
+    """Tell whether a layer trains from a sketch; subclasses of sketched layers count, though none is converted."""
     return isinstance(module, tuple(twins().values()))
 
 
 def sketched_type(module: nn.Module) -> type[nn.Module] | None:
-    """Return the sketched class for a layer that can be converted or already is, or None."""
+    """Return the sketched class of a layer, converted or not; None if the layer cannot be converted."""
     kind = own_class(module)
     return next((twin for exact, twin in twins().items() if kind in (exact, twin)), None)

@@ -1,6 +1,6 @@
-"""The registry of sketched twins: exact class -> the class that trains from a sketch of its input.
+"""The registry of twins: exact layer class -> its sketched twin, the class that trains from a sketch of its input.
 
-A new type of layer is one file with a subclass of the exact class under ``@register_twin``, and one line in ``_FILES``.
+A new type of layer needs a file with a subclass of it under ``@register_twin``, and a line in ``_FILES``.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import nn
 
 Twin = TypeVar("Twin", bound=type[nn.Module])
 
-# The module that defines an exact class -> the file here with its twin, loaded once someone has imported that module.
+# Module that defines an exact class -> file with its twin, which is loaded only after that module has been imported.
 _FILES = {"torch.nn": ".layer", "transformers.pytorch_utils": ".conv1d"}
 
 _twins: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def register_twin(exact: type[nn.Module]) -> Callable[[Twin], Twin]:
-    """Make the decorated class, a subclass of ``exact`` with a ``config``, what ``sketch_`` turns it into."""
+    """Register the decorated class as the one that ``sketch_`` turns ``exact`` into: a subclass with a ``config``."""
 
     def register(twin: Twin) -> Twin:
         _twins[exact] = twin
@@ -31,7 +31,7 @@ def register_twin(exact: type[nn.Module]) -> Callable[[Twin], Twin]:
 
 
 def twins() -> dict[type[nn.Module], type[nn.Module]]:
-    """Return exact class -> sketched class for every class that anyone can have an instance of."""
+    """Return exact class -> sketched class, for all classes whose module has been imported."""
     for module, file in _FILES.items():
         if module in sys.modules:
             import_module(file, __package__)

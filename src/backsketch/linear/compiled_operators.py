@@ -1,16 +1,15 @@
-"""Opaque operators: a sketch as one step for torch.compile, selective checkpointing and fake tensors.
+"""What a sketched layer runs under torch.compile: its steps as custom operators, which the compiler cannot look into.
 
-Drawing the seed, sketching, and returning both is one operator, so that no pass of the compiler can redo one without
-the other: rows and seed always come from the same draw, and backward never meets rows of another S. (Random numbers
-drawn by traced code may be drawn again in backward; E[∂W] is then near 0.) The compiler may treat equal calls as one,
-which is the compiled form of sharing: q, k and v read one tensor and keep one sketch of it.
+One operator draws the seed and makes the sketch, and returns both. Traced code would not do: the compiler may draw its
+random numbers again in backward, which then uses another S, and E[∂W] is near 0. The compiler merges equal calls of an
+operator, so q, k and v, which read one tensor, keep one sketch of it.
 
-A config crosses into a graph as one string. Of its numbers the compiler would make inputs of the graph where layers
-differ in them, and they are not: what is kept has another shape for each.
+A config is passed to an operator as one JSON string. If its numbers were arguments, the compiler would turn those in
+which layers differ into inputs of the graph, and it could not know the shape of what is kept.
 
-Selective checkpointing caches the results of chosen operations in the order of its first pass. Whether a layer finds
-what another one kept depends on who holds it, which differs between the passes. As one operator a layer runs the same
-operations in both, and chosen operations inside of it are not seen.
+Selective checkpointing and fake tensors use the operators too. Selective checkpointing caches results of operations
+and finds them again by their order, so both passes of a layer must run the same operations. Inside one operator they
+may differ: one pass may find what another layer has kept, and the other may not.
 """
 
 from __future__ import annotations
@@ -28,12 +27,11 @@ from ..numerics import as_rows, compute_dtype
 from ..seeds import draw_seed
 from ..storage.packing import group_count, packed_bytes
 from .checkpointing import inside_checkpoint
-from .keep_or_share import keep_or_share
 from .keeping import keep
-from .sharing import Kept
+from .sharing import Kept, keep_or_share
 from .weight_gradient import weight_gradient
 
-# A generator made and seeded in the middle of a captured CUDA graph would be frozen into it.
+# A captured CUDA graph would replay the same seed in every step.
 _TAGS: dict[str, Any] = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
 
 
@@ -62,7 +60,7 @@ def _keep(x: Tensor, as_json: str) -> list[Tensor]:
     kept = keep(x, config, draw_seed())
     if kept[1] is not x:
         return list(kept)
-    # Too few rows to compress. An operator may not return its input, nor fewer tensors than for a larger batch.
+    # Too few rows to compress. An operator may not return its input, nor fewer tensors than it does for larger batches.
     mean = [x.new_zeros(x.shape[1])] if config.center else []
     return [kept[0], x.clone(memory_format=torch.contiguous_format), *mean]
 
@@ -95,7 +93,7 @@ def _(kept: list[Tensor], y: Tensor, in_features: int, valid: Tensor | None, as_
     return y.new_empty(y.shape[1], in_features)
 
 
-# Not a custom_op, which takes five times as long to call; nor is this one ever part of a compiled graph.
+# Not a custom_op, which takes five times as long to call. Compiled graphs never contain this operator.
 _library: Any = torch.library.Library("backsketch", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("keep_or_share(Tensor source, Tensor x, Tensor seed, int reader, str config) -> Tensor[]")
 
@@ -106,7 +104,7 @@ def _keep_or_share(source: Tensor, x: Tensor, seed: Tensor, reader: int, as_json
 
 
 def _shapes_kept_or_shared(source: Tensor, x: Tensor, seed: Tensor, reader: int, as_json: str) -> list[Tensor]:
-    # A fake seed has no value to find the mask by when a checkpointed region runs again.
+    # When a checkpointed region runs again, its mask is found by the seed, and a fake seed has no value.
     valid = None if inside_checkpoint() else masked_rows(x)
     return [_no_rows(x) if valid is None else valid, *_shapes_kept(as_rows(x), as_json)]
 
@@ -119,7 +117,7 @@ _library.impl("keep_or_share", _keep_or_share, "CompositeExplicitAutograd")
 torch.library.register_fake("backsketch::keep_or_share", _shapes_kept_or_shared, lib=_library)
 
 
-# What an operator runs, for a mode that is to see the steps of a sketch outside of compiled code.
+# Operator -> the function behind it, so that peak_memory can run that function and see each of its steps.
 OPAQUE: dict[Any, Any] = {torch.ops.backsketch.keep_or_share.default: _keep_or_share}
 
 
