@@ -68,8 +68,8 @@ def test_the_help_of_finetune_tells_kinds_and_defaults(monkeypatch, capsys):
     assert main(["finetune", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert ", ".join(SKETCHES) in shown
-    assert "rows in 4 bits, about a tenth of the bytes" in shown
-    assert "0 is off. By default about 50 times a run" in shown
+    assert "default: rows in 4 bits, a tenth of the bytes" in shown
+    assert "0 is off. Default: about 50 times a run" in shown
     assert "DIR/CoLA/train.tsv" in shown
     assert SketchConfig.recommended().bits == 4
 

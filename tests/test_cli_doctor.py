@@ -10,8 +10,7 @@ import torch
 pytest.importorskip("typer")
 
 from backsketch import SKETCHES, __version__
-from backsketch.cli import doctor, main, selftest
-from backsketch.cli import environment as surroundings
+from backsketch.cli import doctor, environment, main, selftest
 from backsketch.cli.selftest import Finding, self_test
 from backsketch.sketches.rows import Rows
 from commands import call, check_mistake
@@ -21,7 +20,7 @@ from commands import call, check_mistake
 def _few(monkeypatch):
     """Take few draws, and a probe that needs no second Python with torch."""
     monkeypatch.setattr(selftest, "DRAWS", 40)
-    monkeypatch.setattr(surroundings, "_PROBE", "")
+    monkeypatch.setattr(environment, "_PROBE", "")
 
 
 def test_this_machine_is_healthy():
@@ -158,7 +157,7 @@ DIES = "import os, signal; os.environ.get('ONEDNN_MAX_CPU_ISA') or os.kill(os.ge
         ("", {"works": True, "ends_with": None, "fix": None}, "bf16 on CPU works"),
         (
             DIES,
-            {"works": False, "ends_with": "an illegal instruction", "fix": surroundings.FIX},
+            {"works": False, "ends_with": "an illegal instruction", "fix": environment.FIX},
             "Set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 before torch is imported",
         ),
         (
@@ -169,10 +168,10 @@ DIES = "import os, signal; os.environ.get('ONEDNN_MAX_CPU_ISA') or os.kill(os.ge
     ],
 )
 def test_the_bf16_trap_is_found_in_a_process_of_its_own(probe, expected, text, monkeypatch, capsys):
-    monkeypatch.setattr(surroundings, "_PROBE", probe)
+    monkeypatch.setattr(environment, "_PROBE", probe)
     monkeypatch.setattr(selftest, "DRAWS", 40)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    assert surroundings.Bf16Probe().result() == expected
+    assert environment.Bf16Probe().result() == expected
     assert main(["doctor"]) == 0
     assert text in " ".join(capsys.readouterr().out.split())
 

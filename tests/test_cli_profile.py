@@ -19,7 +19,7 @@ import backsketch
 from backsketch import SketchConfig, saved_memory
 from backsketch.cli import main
 from backsketch.cli import profile as profile_command
-from backsketch.cli.config_text import code
+from backsketch.cli.config_text import as_code
 from backsketch.cli.layer_groups import exclusions
 from backsketch.cli.models import build, find_head, load_config, make_batch
 from backsketch.memory.live_storages import LiveStorage, Peak
@@ -180,7 +180,7 @@ def test_what_it_recommends_lowers_the_peak(shares, keep, monkeypatch, capsys):
     best = SketchConfig.recommended(keep)
     assert SketchConfig(**told["recommended"]) == best
     assert "Recommended: import backsketch as bs bs.sketch_(model, {" in shown
-    assert f"bs.{code(best)}" in shown
+    assert f"bs.{as_code(best)}" in shown
 
 
 @pytest.mark.parametrize(

@@ -291,5 +291,5 @@ def test_what_is_something_else_is_named(call, message):
 
 def test_a_profile_of_another_model_is_told():
     found = profile(mlp(), torch.randn(400, 6))
-    with pytest.warns(UserWarning, match="the profile is of a model without 1"):
+    with pytest.warns(UserWarning, match="the profile has no layer 1"):
         sketch_(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), CONFIG, profile=found)

@@ -325,7 +325,7 @@ def test_a_training_that_goes_back_to_a_step_records_it_anew():
         monitor.stop()
     steps = [record["step"] for record in monitor.to_records() if record["layer"] == "0"]
     assert steps == [0, 1, 2]
-    with monitor, pytest.raises(RuntimeError, match="the monitor has started"):
+    with monitor, pytest.raises(RuntimeError, match="the monitor is running"):
         monitor.start(0)
 
 

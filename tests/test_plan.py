@@ -247,7 +247,7 @@ def test_what_is_not_a_config_is_refused():
 
 
 def test_a_batch_without_finite_gradients_cannot_be_planned_on():
-    with pytest.raises(ValueError, match="finite inputs and gradients, which layer 0 has not"):
+    with pytest.raises(ValueError, match="finite inputs and gradients; those of layer 0 are not finite"):
         plan(nn.Sequential(nn.Linear(4, 4)), torch.full((10, 4), float("nan")), budget="50%")
 
 

@@ -1,4 +1,4 @@
-"""Numbers that all computing shares: types for long sums, rows of a tensor, slabs small enough for a cache."""
+"""Helpers of all numerical code: dtypes for long sums, flattening to rows, slabs small enough for a cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def widest(x: Tensor) -> Tensor:
-    """Return x in fp64, or in fp32 on MPS, which has none."""
+    """Return x in fp64, or in fp32 on MPS, which has no fp64."""
     return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 

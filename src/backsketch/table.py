@@ -67,14 +67,14 @@ def change(before: int, after: int) -> str:
 
 
 def short(name: str, reference: str) -> str:
-    """Return ``name`` without its path if ``reference`` has the same one."""
+    """Return ``name`` without its path if ``reference`` has the same path."""
     return name.rpartition(".")[2] if name.rpartition(".")[0] == reference.rpartition(".")[0] else name
 
 
 def starred(name: str) -> str:
     """Write * for the numbers in a dotted name, which tell blocks apart: "layers.7.output" -> "layers.*.output".
 
-    Of a name with nothing but numbers the last one stays: it tells the layers of one block apart.
+    If all parts of a name are numbers, the last one stays: it tells the layers of one block apart.
     """
     parts = name.split(".")
     last = len(parts) - all(map(str.isdecimal, parts))
@@ -87,5 +87,5 @@ def starred_names(text: str) -> str:
 
 
 def together(names: Sequence[str]) -> str:
-    """Write names with the path that the first one has only once: "attention.query, key, value"."""
+    """Join names, and write the path that they share only once: "attention.query, key, value"."""
     return ", ".join([names[0], *(short(name, names[0]) for name in names[1:])])

@@ -23,7 +23,7 @@ def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
-    """Return a number that no other living storage has: a data pointer would not do, for empty and meta ones are 0."""
+    """Return a number that no other living storage has; data pointers do not do, as all empty and meta ones are 0."""
     return storage_id(storage)
 
 

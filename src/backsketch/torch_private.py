@@ -1,4 +1,4 @@
-"""Torch's private corners: every use of a name that torch does not document, with the reason for it.
+"""Private names of torch: every use of a name that torch does not document, with the reason for it.
 
 tests/test_torch_private.py fails in clear words when torch changes one of them.
 """
@@ -38,9 +38,9 @@ def in_backward() -> bool:
 
 
 def saves_for_checkpoint() -> bool:
-    """Tell whether non-reentrant checkpointing takes what is saved for backward now; False before torch 2.8.
+    """Tell whether non-reentrant checkpointing handles what is saved for backward now; False before torch 2.8.
 
-    The public way would be a flag of torch.utils.checkpoint, which has none.
+    torch.utils.checkpoint has no public flag for it.
     """
     if not SHOWS_WHAT_IS_SAVED:
         return False
@@ -49,19 +49,19 @@ def saves_for_checkpoint() -> bool:
 
 
 def runs_for_selective_checkpoint() -> bool:
-    """Tell whether selective checkpointing watches operations, also where other hooks than its own save tensors."""
+    """Tell whether selective checkpointing is active, even if hooks of someone else save the tensors."""
     count = torch._C._len_torch_dispatch_stack()
     modes = (torch._C._get_dispatch_stack_at(place) for place in range(count))
     return any(type(mode).__module__ == torch.utils.checkpoint.__name__ for mode in modes)
 
 
 def is_exporting() -> bool:
-    """Tell whether torch.export is tracing; torch 2.6 does not tell, and takes the layer for compiled."""
+    """Tell whether torch.export is tracing; always False in torch 2.6, which cannot tell."""
     return bool(getattr(torch.compiler, "is_exporting", lambda: False)())
 
 
 def is_tracing() -> bool:
-    """Tell whether torch.jit.trace is running; it is public, and its module does not export it to type checkers."""
+    """Tell whether torch.jit.trace is running; the function is public, but type checkers do not find it."""
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     return tracing
 
@@ -85,14 +85,14 @@ def storage_id(storage: torch.UntypedStorage) -> int:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place; autograd compares it, and shows it under this name alone."""
+    """Return how often a tensor was changed in place; there is no public name for it."""
     return int(tensor._version)
 
 
 def not_a_view(tensor: Tensor) -> Tensor:
-    """Return the same memory as a tensor that autograd takes for no view, so that it may be changed in place.
+    """Return the same memory as a tensor that is no view for autograd, so that it may be changed in place.
 
-    The public way is a copy.
+    The public way would be a copy.
     """
     plain: Tensor = torch.ops.aten._unsafe_view.default(tensor, tensor.shape)
     return plain
@@ -160,7 +160,7 @@ def unwrapped(tensor: Tensor) -> Tensor:
 
 
 def own_parameters(module: nn.Module) -> Iterator[Tensor]:
-    """Yield a module's own parameters, and their copies in a replica of DataParallel, which are no parameters."""
+    """Yield a module's own parameters, or in a replica of DataParallel their copies, which are plain tensors."""
     return (parameter for parameter in module._parameters.values() if parameter is not None)
 
 

@@ -1,4 +1,4 @@
-"""The command line: one file a command; a user's mistake is one line and exit code 2."""
+"""The command line: one file for each command. A user's mistake gives one line and exit code 2."""
 
 from __future__ import annotations
 

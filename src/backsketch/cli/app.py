@@ -1,4 +1,4 @@
-"""The typer application: its commands, and its errors as Problems."""
+"""The typer application: it runs a command and turns its errors into Problems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .problems import Problem
 from .profile import profile
 
 try:
-    from typer import _click as click  # newer versions bring their own
+    from typer import _click as click  # newer versions of typer include their own click
 except ImportError:
     import click  # type: ignore[no-redef]
 
@@ -27,6 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # it joins the lines of a paragraph, so that help fits every width
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(demo)

@@ -1,4 +1,4 @@
-"""The shape of a batch of audio, read off a model's config."""
+"""The shape of a batch of audio, from a model's config."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def takes_length(config: Any) -> bool:
-    """Tell whether a clip may have any length; else the config has one for all."""
+    """Tell whether clips may have any length; otherwise the config fixes it."""
     return hasattr(config, "conv_kernel")
 
 
@@ -14,7 +14,7 @@ def audio_shape(config: Any, *, batch: int, frames: int) -> tuple[str, tuple[int
     """Return the name of a model's audio input, and its shape.
 
     Args:
-        frames: what the model is to see of each clip, where clips may have any length.
+        frames: how many frames the model gets of each clip, if clips may have any length.
     """
     if takes_length(config):
         return "input_values", (batch, _samples(frames, config.conv_kernel, config.conv_stride))
@@ -31,7 +31,7 @@ def audio_shape(config: Any, *, batch: int, frames: int) -> tuple[str, tuple[int
 
 
 def _samples(frames: int, kernels: list[int], strides: list[int]) -> int:
-    """Return the fewest samples of which the convolutions make so many frames."""
+    """Return the fewest samples from which the convolutions make ``frames`` frames."""
     for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
         frames = (frames - 1) * stride + kernel
     return frames

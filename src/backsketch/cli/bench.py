@@ -1,4 +1,4 @@
-"""``backsketch bench``: how fast a training step is here, beside what one would pick instead."""
+"""``backsketch bench``: how fast a training step is on this machine, compared with the alternatives."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def bench(
         list[str] | None,
         Option(
             metavar="PART",
-            help="layers, overhead, transient, growth, encoder or dropout; repeatable. By default all.",
+            help="What to measure: layers, overhead, transient, growth, encoder or dropout; repeatable. Default: all.",
         ),
     ] = None,
     quick: Quick = False,
-    fresh: Annotated[bool, Option("--fresh", help="Measure again what the record already has.")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Measure again the parts that --out already has.")] = False,
     threads: Threads = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> int:
-    """Time training steps beside nn.Linear, the paper's method, checkpointing and offloading.
+    """Compare the time of a training step with nn.Linear, the paper's method, checkpointing and offloading.
 
     Example: backsketch bench --part layers
 
-    It takes about 25 minutes on two cores, a few minutes with --quick.
-    speed.json, speed.png and a dated report go to --out. The same command
-    continues a run that was stopped: a part in the record is not measured again.
+    It takes about 25 minutes on two cores, or a few minutes with --quick. It
+    writes speed.json, speed.png and a dated report to --out. To continue a run
+    that was stopped, repeat the command: it measures only the missing parts.
     """
     need("cli", "backsketch_bench", "matplotlib")
     from backsketch_bench.speed import PARTS, run

@@ -1,4 +1,4 @@
-"""A config in few words and in Python, and the noise it adds."""
+"""Text about a config: a short name, Python code, and a sentence on the noise it adds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..config import SketchConfig
 from ..sketches import SKETCHES
 
 
-def words(config: SketchConfig) -> str:
+def in_words(config: SketchConfig) -> str:
     """Name a config in few words: "rows 71.1%, 4 bits"."""
     size = f"{config.kind} " + (f"{100 * (config.ratio or 0.1):.3g}%" if config.dim is None else str(config.dim))
     block = [f"block {config.block}"] if config.block else []
@@ -16,16 +16,16 @@ def words(config: SketchConfig) -> str:
     return ", ".join([size, *block, *bits, *["center"] * config.center])
 
 
-def code(config: SketchConfig) -> str:
-    """Write a config as Python, its ratio with three digits."""
+def as_code(config: SketchConfig) -> str:
+    """Write a config as Python code, with a ratio of three digits."""
     fields = {name: value for name, value in asdict(config).items() if value != getattr(SketchConfig(), name)}
     if config.ratio is not None:
         fields["ratio"] = float(f"{config.ratio:.3g}")
     return f"SketchConfig({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
 
-def noise(config: SketchConfig) -> str | None:
-    """Say what the noise will be, and how that is known: D² / D²_SGD = 1/ρ - 1 by leaving rows out, for any data."""
+def noise_in_words(config: SketchConfig) -> str | None:
+    """Say how much noise a config adds and how that is known; None if only a measurement can tell."""
     if config.ratio is None or config.center:
         return None
     multiple = SKETCHES[config.kind].multiple_of_sgd(config.ratio)
@@ -35,8 +35,8 @@ def noise(config: SketchConfig) -> str | None:
         return "It adds no noise to weight gradients."
     sources = []
     if config.ratio < 1:
-        law = "1/ratio - 1, the same for every model and data; less with padding"
-        sources.append(f"{multiple:.2g} by leaving rows out ({law})")
+        formula = "1/ratio - 1, for every model and all data; less with padding"
+        sources.append(f"{multiple:.2g} by leaving rows out ({formula})")
     if config.bits is not None:
         size = f"{_ROUNDING[config.bits] / config.ratio:.1g}"
         sources.append(f"about {size} by rounding to {config.bits} bits (a rule of thumb, measured on one encoder)")

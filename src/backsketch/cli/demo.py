@@ -13,19 +13,21 @@ from .problems import STOPPED, Problem, need, users_mistakes
 
 
 def demo(
-    quick: Annotated[bool, Option("--quick", help="A smaller model, half a minute.")] = False,
-    out: Annotated[Path, Option(help="Directory for the picture and the record.")] = Path("backsketch-demo"),
+    quick: Annotated[bool, Option("--quick", help="Train a smaller model; takes half a minute.")] = False,
+    out: Annotated[Path, Option(help="Write the picture and the record to this directory.")] = Path("backsketch-demo"),
     seed: Seed = 0,
-    threads: Annotated[int | None, Option(help="Of torch; by default torch's own choice.", min=1)] = None,
+    threads: Annotated[
+        int | None, Option(help="Number of CPU threads for torch. Default: torch decides.", min=1)
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Train a small GPT on Python's standard library, exactly and from sketches, and compare.
 
     Example: backsketch demo --quick
 
-    Nothing is downloaded. Five ways to train take one step each in turn, from the same weights and on the same
-    batches: exact, the paper's Gaussian 10%, rows 10%, the recommended config, and checkpointing. About three minutes
-    on two cores. Ctrl-C shows how far they came.
+    It compares five ways to train: exact, the paper's Gaussian at 10%, rows at 10%, the recommended config, and
+    checkpointing. They start from the same weights and take turns, one step each on the same batch. Nothing is
+    downloaded. It takes about three minutes on two cores; Ctrl-C stops it and shows the result so far.
     """
     need("cli", "rich", "matplotlib")
     from ..programs.demo.run import run

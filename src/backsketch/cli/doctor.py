@@ -18,21 +18,20 @@ from .selftest import ALLOWED, Finding, self_test
 def doctor(
     as_json: Annotated[bool, Option("--json", help="Print the findings as JSON, and nothing else.")] = False,
 ) -> int:
-    """Tell what is installed, and test that sketched gradients are unbiased on this machine.
+    """Show what is installed, and test that sketched gradients are unbiased on this machine.
 
     Example: backsketch doctor
 
-    It takes about five seconds, most of them to load torch, and each test is
-    shown when it is done. The exit code is 0 if the self-test passes on every
-    device and 1 if it does not.
+    It takes about five seconds, most of them to load torch. The exit code is 0
+    if the self-test passes on every device, and 1 if it does not.
     """
-    probe = Bf16Probe()  # runs beside the self-test
+    probe = Bf16Probe()  # runs while the self-test does
     found_devices, found_extras = devices(), extras()
     tests = self_test(list(found_devices))
     if as_json:
         findings = list(tests)
     else:
-        _show_surroundings(found_devices, found_extras)
+        _show_environment(found_devices, found_extras)
         findings = list(_shown(tests))
     healthy, bf16 = all(finding.ok for finding in findings), probe.result()
     if as_json:
@@ -40,7 +39,7 @@ def doctor(
     else:
         print()
         _line("bf16 on CPU", _bf16_text(bf16))
-        print("\nhealthy" if healthy else "\nnot healthy: sketched layers do not train right here")
+        print("\nhealthy" if healthy else "\nnot healthy: sketched layers do not train correctly here")
     return 0 if healthy else 1
 
 
@@ -61,7 +60,7 @@ def _record(
     }
 
 
-def _show_surroundings(found_devices: Mapping[str, str], found_extras: Sequence[Extra]) -> None:
+def _show_environment(found_devices: Mapping[str, str], found_extras: Sequence[Extra]) -> None:
     for name, version in versions().items():
         _line(name, version)
     for device, text in found_devices.items():
@@ -75,7 +74,7 @@ def _show_surroundings(found_devices: Mapping[str, str], found_extras: Sequence[
 
 
 def _shown(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Print each finding when it is there, and yield it."""
+    """Print each finding as soon as it is known, and yield it."""
     print("\nself-test: output, ∂X and ∂b are those of nn.Linear; the mean of many ∂W,")
     print(f"projected onto the true one, is 1 to within {ALLOWED:g} standard errors", flush=True)
     for finding in findings:

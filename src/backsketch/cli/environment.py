@@ -1,4 +1,4 @@
-"""What backsketch runs in: versions, extras, devices, and whether bf16 works on this CPU."""
+"""The environment: versions, extras, devices, and whether bf16 works on this CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PROBE = "import torch; a = torch.ones(256, 256, dtype=torch.bfloat16); assert (
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """An optional part: the versions of its packages, None for those that are not installed."""
+    """An extra of the package: the versions of what it installs, None for what is not installed."""
 
     name: str
     packages: Mapping[str, str | None]
@@ -39,12 +39,12 @@ class Extra:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that everything depends on."""
+    """Return the versions of Python, torch and backsketch."""
     return {"python": platform.python_version(), "torch": torch.__version__, "backsketch": __version__}
 
 
 def extras() -> list[Extra]:
-    """Return the optional parts that the installed distribution has; those for working on it are left out."""
+    """Return the extras of the installed package, without those for development."""
     try:
         requirements = metadata.requires("backsketch") or []
     except metadata.PackageNotFoundError:
@@ -75,7 +75,7 @@ class Bf16Probe:
         self._first = self._start({})
 
     def result(self) -> dict[str, Any]:
-        """Return whether it works, and if not how it ends and the environment that helps, if one does."""
+        """Return whether it works; if not, how it ends, and the environment variable that helps, if one does."""
         code = self._first.wait()
         if code == 0:
             return {"works": True, "ends_with": None, "fix": None}

@@ -14,20 +14,20 @@ from ..planning.plan_result import PlanError
 from .options import SKETCH, Bits, Block, Center, Dim, Kind, Ratio, check_budget, given_fields, parse_budget
 from .problems import STOPPED, Problem, need, users_mistakes
 
-RECIPE, RUN = "Recipe (by default the paper's for the task)", "The run"
+RECIPE, RUN = "Recipe (defaults: the paper's values for the task)", "The run"
 
 
 def finetune(
     task: Annotated[
         str,
         Option(
-            help="CoLA, MNLI, MRPC, QNLI, QQP, RTE, SST-2, STS-B or WNLI. MNLI is evaluated on both its files, "
+            help="CoLA, MNLI, MRPC, QNLI, QQP, RTE, SST-2, STS-B or WNLI. MNLI evaluates on both development files, "
             "MNLI-matched and MNLI-mismatched on one."
         ),
     ],
-    model: Annotated[str, Option(help="A name on the hub, or a directory.")] = "roberta-base",
+    model: Annotated[str, Option(help="Name on the hub, or directory.")] = "roberta-base",
     data: Annotated[
-        Path | None, Option(help="Directory of GLUE's files (DIR/CoLA/train.tsv, ...). By default from the hub.")
+        Path | None, Option(help="Directory with GLUE's files (DIR/CoLA/train.tsv, ...). Default: read from the hub.")
     ] = None,
     kind: Kind = None,
     ratio: Ratio = None,
@@ -36,63 +36,88 @@ def finetune(
     block: Block = None,
     center: Center = False,
     budget: Annotated[
-        str | None, Option(help="Plan each layer for this share (20%) or bytes (500MB).", rich_help_panel=SKETCH)
+        str | None,
+        Option(
+            help="Choose a setting for each layer so that all inputs fit this share (20%) or size (500MB).",
+            rich_help_panel=SKETCH,
+        ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        Option(help="Glob over layers left exact; repeatable. By default the heads.", rich_help_panel=SKETCH),
+        Option(help="Leave layers that match this glob exact; repeatable. Default: the heads.", rich_help_panel=SKETCH),
     ] = None,
     ignore_mask: Annotated[
         bool, Option("--ignore-mask", help="Sketch padded rows too, as the paper does.", rich_help_panel=SKETCH)
     ] = False,
     exact: Annotated[bool, Option("--exact", help="Train without sketches.", rich_help_panel=SKETCH)] = False,
-    epochs: Annotated[int | None, Option(help="10.", rich_help_panel=RECIPE)] = None,
-    batch_size: Annotated[int | None, Option(help="16 or 32.", rich_help_panel=RECIPE)] = None,
-    learning_rate: Annotated[float | None, Option(help="1e-5 or 2e-5.", rich_help_panel=RECIPE)] = None,
-    warmup: Annotated[float | None, Option(help="Share of the steps: 0.06.", rich_help_panel=RECIPE)] = None,
-    power: Annotated[float | None, Option(help="Of the decay: 1.", rich_help_panel=RECIPE)] = None,
-    beta1: Annotated[float | None, Option(help="Of AdamW: 0.9.", rich_help_panel=RECIPE)] = None,
-    beta2: Annotated[float | None, Option(help="Of AdamW: 0.98.", rich_help_panel=RECIPE)] = None,
-    epsilon: Annotated[float | None, Option(help="Of AdamW: 1e-6.", rich_help_panel=RECIPE)] = None,
-    weight_decay: Annotated[float | None, Option(help="0.1.", rich_help_panel=RECIPE)] = None,
-    clip: Annotated[float | None, Option(help="Largest gradient norm; 0 is none.", rich_help_panel=RECIPE)] = None,
-    max_length: Annotated[int | None, Option(help="Tokens: 512.", rich_help_panel=RECIPE)] = None,
-    max_steps: Annotated[int | None, Option(help="Train so many steps instead.", rich_help_panel=RUN)] = None,
-    train_rows: Annotated[int | None, Option(help="A fixed choice of examples.", rich_help_panel=RUN)] = None,
-    eval_rows: Annotated[int | None, Option(help="A fixed choice of examples.", rich_help_panel=RUN)] = None,
+    epochs: Annotated[int | None, Option(help="Passes over the training data: 10.", rich_help_panel=RECIPE)] = None,
+    batch_size: Annotated[int | None, Option(help="Examples in a step: 16 or 32.", rich_help_panel=RECIPE)] = None,
+    learning_rate: Annotated[
+        float | None, Option(help="Largest learning rate: 1e-5 or 2e-5.", rich_help_panel=RECIPE)
+    ] = None,
+    warmup: Annotated[
+        float | None, Option(help="Share of the steps in which the rate rises: 0.06.", rich_help_panel=RECIPE)
+    ] = None,
+    power: Annotated[
+        float | None, Option(help="Exponent of the decay: 1, which is linear.", rich_help_panel=RECIPE)
+    ] = None,
+    beta1: Annotated[float | None, Option(help="AdamW's first beta: 0.9.", rich_help_panel=RECIPE)] = None,
+    beta2: Annotated[float | None, Option(help="AdamW's second beta: 0.98.", rich_help_panel=RECIPE)] = None,
+    epsilon: Annotated[float | None, Option(help="AdamW's epsilon: 1e-6.", rich_help_panel=RECIPE)] = None,
+    weight_decay: Annotated[float | None, Option(help="AdamW's weight decay: 0.1.", rich_help_panel=RECIPE)] = None,
+    clip: Annotated[
+        float | None, Option(help="Clip gradients at this norm: 0, which is never.", rich_help_panel=RECIPE)
+    ] = None,
+    max_length: Annotated[
+        int | None, Option(help="Cut examples off at this many tokens: 512.", rich_help_panel=RECIPE)
+    ] = None,
+    max_steps: Annotated[int | None, Option(help="Number of steps, instead of --epochs.", rich_help_panel=RUN)] = None,
+    train_rows: Annotated[
+        int | None, Option(help="Train on so many examples, always the same.", rich_help_panel=RUN)
+    ] = None,
+    eval_rows: Annotated[int | None, Option(help="Evaluate on so many, always the same.", rich_help_panel=RUN)] = None,
     eval_every: Annotated[
         int | None,
-        Option(help="Evaluate after each so-many-th step. By default after each epoch.", rich_help_panel=RUN),
+        Option(help="Evaluate every so many steps. Default: after each epoch.", rich_help_panel=RUN),
     ] = None,
     noise_every: Annotated[
         int | None,
         Option(
-            help="Measure the added noise in each so-many-th step; 0 is off. By default about 50 times a run.",
+            help="Measure the added noise every so many steps; 0 is off. Default: about 50 times a run.",
             rich_help_panel=RUN,
         ),
     ] = None,
     noise_layer: Annotated[
         list[str] | None,
-        Option(help="Glob over layers whose noise is recorded in full; repeatable.", rich_help_panel=RUN),
+        Option(
+            help="Record all figures of the noise for layers that match this glob; repeatable.", rich_help_panel=RUN
+        ),
     ] = None,
-    seed: Annotated[int, Option(help="Of everything random.", rich_help_panel=RUN)] = 0,
-    threads: Annotated[int | None, Option(help="Of torch. By default its own choice.", rich_help_panel=RUN)] = None,
-    out: Annotated[Path | None, Option(help="Directory of the run; by default in runs/.", rich_help_panel=RUN)] = None,
-    overwrite: Annotated[bool, Option("--overwrite", help="Begin again in --out.", rich_help_panel=RUN)] = False,
-    save_model: Annotated[bool, Option("--save-model", help="Keep the model.", rich_help_panel=RUN)] = False,
-    as_json: Annotated[bool, Option("--json", help="Print the record, and nothing else.", rich_help_panel=RUN)] = False,
+    seed: Annotated[int, Option(help="Seed of all random numbers.", rich_help_panel=RUN)] = 0,
+    threads: Annotated[
+        int | None, Option(help="Number of CPU threads for torch. Default: torch decides.", rich_help_panel=RUN)
+    ] = None,
+    out: Annotated[
+        Path | None, Option(help="Directory of the run. Default: one in runs/.", rich_help_panel=RUN)
+    ] = None,
+    overwrite: Annotated[
+        bool, Option("--overwrite", help="Discard an earlier run in --out and start again.", rich_help_panel=RUN)
+    ] = False,
+    save_model: Annotated[
+        bool, Option("--save-model", help="Save the trained model in --out.", rich_help_panel=RUN)
+    ] = False,
+    as_json: Annotated[
+        bool, Option("--json", help="Print the record as JSON, and nothing else.", rich_help_panel=RUN)
+    ] = False,
 ) -> int:
     """Fine-tune a pretrained model on a GLUE task, sketched or exact, and write a record.
 
     Example: backsketch finetune --task cola
 
-    Example: backsketch finetune --task rte --model roberta-large --ratio 1 --bits 8
+    Example: backsketch finetune --task rte --ratio 1 --bits 8
 
-    Without options of a sketch, layers keep rows in 4 bits, about a tenth of the
-    bytes of their inputs.
-
-    The same command, without --overwrite, continues a run that was stopped, and shows the result of one that was
-    finished.
+    To continue a run that was stopped, repeat the command without --overwrite. For a finished run this shows the
+    result.
     """
     given = given_fields(kind, ratio, dim, bits, block, center)
     others: dict[str, object] = {
@@ -144,7 +169,7 @@ def finetune(
         record = run(progress=not as_json)
     except Interrupted as stopped:
         raise Problem(str(stopped), code=STOPPED) from stopped
-    except PlanError as error:  # which only the first batch can tell
+    except PlanError as error:  # known only after the first batch
         raise Problem(str(error)) from error
     print(json.dumps(record, indent=1) if as_json else _summary(record, folder))
     sys.stdout.flush()

@@ -14,27 +14,31 @@ from .problems import need, users_mistakes
 def frontier(
     model: Annotated[
         Path | None,
-        Option(help="A directory with a pretrained encoder. By default a small byte-level model is trained."),
+        Option(help="Directory with a pretrained encoder. Default: train a small byte-level model."),
     ] = None,
-    data: Annotated[Path | None, Option(help="Labelled text for it: a tab-separated file with no quoting.")] = None,
+    data: Annotated[
+        Path | None, Option(help="Labelled text to fine-tune on: a tab-separated file without quoting.")
+    ] = None,
     columns: Annotated[
         str | None,
-        Option(help="Its columns, as LABEL,TEXT or LABEL,TEXT,TEXT: names, or numbers if it has no header."),
+        Option(help="Columns of --data, as LABEL,TEXT or LABEL,TEXT,TEXT: names, or numbers if it has no header."),
     ] = None,
-    steps: Annotated[int | None, Option(help="Training before measuring: 60, or 200 for bytes.")] = None,
+    steps: Annotated[
+        int | None, Option(help="Training steps before measuring. Default: 60, or 200 without --model.")
+    ] = None,
     seed: Seed = 0,
     quick: Quick = False,
     threads: Threads = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> int:
-    """Measure for every setting what it keeps, the noise it adds to the gradient, and its time.
+    """Measure for every setting the bytes it keeps, the noise it adds to the gradient, and its time.
 
     Example: backsketch frontier --model DIR --data dev.tsv --columns label,text
 
     Without --model it trains a small byte-level model on the sources of
-    Python's standard library: nothing is downloaded. frontier.json and its
-    figure go to --out.
+    Python's standard library; nothing is downloaded. It writes frontier.json
+    and a figure to --out.
     """
     need("cli", "backsketch_bench", "matplotlib")
     if model is not None:

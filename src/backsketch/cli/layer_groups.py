@@ -1,4 +1,4 @@
-"""Kinds of layers: those that are alike in all blocks of a model, as one line each."""
+"""Kinds of layers: a layer and its counterparts in the other blocks of a model make one line of a report."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..table import together
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Layers that are alike in all blocks, and their bytes in all blocks together.
+    """A layer and its counterparts in other blocks, and the bytes of all of them.
 
-    Layers that read one input stand together, and their bytes count once. ``reason`` is why a sketch cannot pay.
+    Layers that read one input form one kind, and their bytes count once. ``reason`` is why a sketch cannot pay.
     """
 
     name: str
@@ -47,7 +47,7 @@ def kinds_of(found: Profile) -> list[Kind]:
 
 
 def other_bytes(found: Profile) -> int:
-    """Return what is kept for backward that is no input of a linear layer."""
+    """Return the bytes kept for backward that are not inputs of linear layers."""
     return found.kept_before - _bytes_held(found, (layer.name for layer in found.layers))
 
 

@@ -1,4 +1,4 @@
-"""A transformers model from its config alone, with random weights or none, and a batch to train it on."""
+"""A transformers model made from its config alone, with random weights or on meta, and a batch to train it on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DECODERS, _ENCODERS = ("seq2seq-lm", "speech-seq2seq"), ("causal-lm", "image-cl
 
 
 def load_config(name: str) -> Any:
-    """Return the config of a name on the hub, a directory, or a config file; no weights are read."""
+    """Return the config behind a name on the hub, a directory, or a config file; no weights are read."""
     transformers.logging.set_verbosity_error()
     path = Path(name).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
@@ -46,7 +46,7 @@ def load_config(name: str) -> Any:
 
 
 def find_head(config: Any) -> str:
-    """Return the head to train with: what its authors did for decoders, a classifier for encoders."""
+    """Return the head to train with: for decoders the one of the config's architecture, for encoders a classifier."""
     architecture, fitting = (config.architectures or [""])[0], fitting_heads(config)
     wanted = [head for ending, heads in _ENDINGS.items() if architecture.endswith(ending) for head in heads]
     if config.is_encoder_decoder:
@@ -88,9 +88,9 @@ def build(config: Any, head: str, *, device: str, dtype: torch.dtype) -> nn.Modu
         config.decoder_start_token_id = 0
     for name in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
         if hasattr(config, name):
-            setattr(config, name, 0.0)  # else the figures would depend on which layers a step happens to skip
+            setattr(config, name, 0.0)  # otherwise a step would skip random layers, and the bytes would vary
     if hasattr(config, "apply_spec_augment"):
-        config.apply_spec_augment = False  # it writes to places that it draws, which has no shape on meta
+        config.apply_spec_augment = False  # it writes at random positions, which fails on meta
     if head not in (fitting := fitting_heads(config)):
         raise ValueError(
             f"transformers has no {config.model_type} model with the head {head!r}: --head may be "
@@ -98,11 +98,11 @@ def build(config: Any, head: str, *, device: str, dtype: torch.dtype) -> nn.Modu
         )
     with torch.device(device):
         model: nn.Module = getattr(transformers, HEADS[head]).from_config(config)
-    return model.to(device, dtype).train()  # some make a parameter on the CPU wherever they are
+    return model.to(device, dtype).train()  # some models make a parameter on the CPU whatever the device
 
 
 def takes_seq(config: Any, head: str) -> bool:
-    """Tell whether the length of an example is to choose, in tokens or frames; images and some clips have their own."""
+    """Tell whether examples may have any length, in tokens or frames; images and some audio clips have a fixed one."""
     return head != "image-classification" and (head != "audio-classification" or takes_length(config))
 
 
@@ -124,7 +124,7 @@ def make_batch(model: nn.Module, head: str, *, batch: int, seq: int, device: str
 
 
 def batch_in_words(inputs: Mapping[str, Tensor]) -> str:
-    """Say how much a batch is: "32 × 128 tokens"."""
+    """Describe the size of a batch: "32 × 128 tokens"."""
     name, (count, *size) = next((name, tensor.shape) for name, tensor in inputs.items() if name != "labels")
     if name == "input_ids":
         return f"{count} × {size[0]} tokens"
@@ -141,7 +141,7 @@ def positions(model: nn.Module) -> int | None:
     limits = [limit for limit in told if isinstance(limit, int) and limit > 0]
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            unused = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa counts from there
+            unused = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa's positions start after it
             limits.append(module.num_embeddings - unused)
     return min(limits, default=None)
 

@@ -11,30 +11,34 @@ from typer import Option
 from ..sketches import SKETCHES
 from .problems import Problem
 
-SKETCH = "What layers keep"
+SKETCH = "What layers keep (default: rows in 4 bits, a tenth of the bytes)"
 
-KINDS = f"Kind of sketch: {', '.join(SKETCHES)}. By default rows."
-BLOCK = "Sketch so many rows at a time: cheaper for all kinds but rows and hash. By default all at once."
+KINDS = f"Kind of sketch: {', '.join(SKETCHES)}. Default: rows."
+BLOCK = "Sketch blocks of so many rows: cheaper for all kinds except rows and hash. Default: all rows at once."
 
 Kind: TypeAlias = Annotated[str | None, Option(help=KINDS, rich_help_panel=SKETCH)]
 Ratio: TypeAlias = Annotated[
-    float | None, Option(help="Share of the rows kept. By default 0.1 beside other options.", rich_help_panel=SKETCH)
+    float | None,
+    Option(help="Share of rows to keep; 0.1 if only other options of this group are given.", rich_help_panel=SKETCH),
 ]
-Dim: TypeAlias = Annotated[int | None, Option(help="Rows kept, instead of a ratio.", rich_help_panel=SKETCH)]
+Dim: TypeAlias = Annotated[
+    int | None, Option(help="Number of rows to keep, instead of --ratio.", rich_help_panel=SKETCH)
+]
 Bits: TypeAlias = Annotated[
     int | None,
     Option(
-        help="Store kept rows in 8, 4 or 2 bits. By default as they are beside other options.", rich_help_panel=SKETCH
+        help="Store kept rows in 8, 4 or 2 bits; as they are if only other options of this group are given.",
+        rich_help_panel=SKETCH,
     ),
 ]
 Block: TypeAlias = Annotated[int | None, Option(help=BLOCK, rich_help_panel=SKETCH)]
-Center: TypeAlias = Annotated[bool, Option("--center", help="Keep the mean exactly.", rich_help_panel=SKETCH)]
+Center: TypeAlias = Annotated[bool, Option("--center", help="Also keep the mean row, exactly.", rich_help_panel=SKETCH)]
 
-Seed: TypeAlias = Annotated[int, Option(help="Of everything random.")]
-Quick: TypeAlias = Annotated[bool, Option("--quick", help="Small sizes, to see that it runs.")]
-Threads: TypeAlias = Annotated[int | None, Option(help="Threads for torch. By default its own choice.")]
+Seed: TypeAlias = Annotated[int, Option(help="Seed of all random numbers.")]
+Quick: TypeAlias = Annotated[bool, Option("--quick", help="Use small sizes, to see that it runs.")]
+Threads: TypeAlias = Annotated[int | None, Option(help="Number of CPU threads for torch. Default: torch decides.")]
 Out: TypeAlias = Annotated[
-    Path | None, Option(help="Directory to write to.", show_default="bench, with --quick bench/quick")
+    Path | None, Option(help="Directory to write to.", show_default="bench, or bench/quick with --quick")
 ]
 AsJson: TypeAlias = Annotated[bool, Option("--json", help="Print the record as JSON, and nothing else.")]
 
@@ -48,13 +52,13 @@ def given_fields(
 
 
 def check_budget(budget: str | None, given: dict[str, Any]) -> None:
-    """Raise a Problem where a budget is given together with what it decides."""
+    """Raise a Problem if a budget is given together with a size, which the budget decides."""
     if budget is not None and (clash := [f"--{name}" for name in ("ratio", "dim") if name in given]):
         raise Problem(f"--budget finds the ratio: it excludes {', '.join(clash)}")
 
 
 def parse_budget(text: str | None) -> str | float | int | None:
-    """Return a number of bytes or a share as a number, and what has a unit or a % as it is."""
+    """Return a bare number as an int or a float, and text with a unit or a % unchanged."""
     if text is None:
         return None
     for number in (int, float):
@@ -66,7 +70,7 @@ def parse_budget(text: str | None) -> str | float | int | None:
 
 
 def set_threads(threads: int | None) -> None:
-    """Give torch so many threads, if so many were asked for."""
+    """Set the number of torch's threads, if one was given."""
     if threads is None:
         return
     if threads < 1:

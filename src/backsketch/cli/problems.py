@@ -1,4 +1,4 @@
-"""Problem: what a user is told in one line instead of a traceback."""
+"""Problem: an error that the user sees as one line instead of a traceback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 USAGE, STOPPED = 2, 130
 
 
-class Problem(Exception):  # noqa: N818 (told, not raised to the user)
+class Problem(Exception):  # noqa: N818 (the user sees its text, not its name)
     """One line for the user, and the exit code."""
 
     def __init__(self, message: str, code: int = USAGE) -> None:
@@ -19,7 +19,7 @@ class Problem(Exception):  # noqa: N818 (told, not raised to the user)
 
 @contextmanager
 def users_mistakes() -> Iterator[None]:
-    """Turn what is raised for a wrong value, while nothing runs yet, into a Problem."""
+    """Turn errors about wrong values into Problems; for code that checks arguments, before anything runs."""
     try:
         yield
     except (ValueError, TypeError, OSError) as error:
@@ -27,7 +27,7 @@ def users_mistakes() -> Iterator[None]:
 
 
 def need(extra: str, *packages: str) -> None:
-    """Say what to install where a package of an extra is missing."""
+    """Raise a Problem that says what to install if a package of an extra is missing."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         raise Problem(f"this needs {', '.join(missing)}: pip install 'backsketch[{extra}]'", code=1)

@@ -1,4 +1,4 @@
-"""``backsketch profile``: what a training step of a model keeps for backward, and what sketches would make of it."""
+"""``backsketch profile``: what a training step of a model keeps for backward, and what sketches would save."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from ..planning.budget import as_budget
 from ..planning.planner import RATIOS
 from .options import SKETCH, AsJson, Bits, Block, Center, Dim, Kind, Ratio, check_budget, given_fields, parse_budget
 from .problems import Problem, need, users_mistakes
-from .profile_report import Truth, linear_inputs
+from .profile_report import ModelReport, linear_inputs
 
 KEEPS = (0.27, 0.1, 0.05)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def profile(
-    model: Annotated[str, Argument(help="A name on the hub, a directory, or a config.json. No weights are read.")],
+    model: Annotated[str, Argument(help="Name on the hub, directory, or config.json. No weights are read.")],
     batch: Annotated[int, Option(help="Examples in a batch.")] = 32,
     seq: Annotated[int, Option(help="Tokens in an example, or frames of audio.")] = 128,
     head: Annotated[
         str | None,
         Option(
             help="sequence-classification, causal-lm, masked-lm, seq2seq-lm, image-classification, speech-seq2seq or "
-            "audio-classification. By default what the config is made for; encoders classify."
+            "audio-classification. Default: what the config names; for encoders a classifier."
         ),
     ] = None,
     dtype: Annotated[
-        str | None, Option(help="float32, bfloat16 or float16. By default what the config states, else float32.")
+        str | None, Option(help="float32, bfloat16 or float16. Default: what the config states, else float32.")
     ] = None,
     device: Annotated[
-        str, Option(help="cpu or cuda to measure a real step there. On meta nothing is run or allocated.")
+        str, Option(help="cpu or cuda runs a real step there; meta computes sizes only, without memory.")
     ] = "meta",
     kind: Kind = None,
     ratio: Ratio = None,
@@ -50,19 +50,19 @@ def profile(
     budget: Annotated[
         str | None,
         Option(
-            help="Find the ratio with which linear inputs keep this share (20%) or bytes (500MB, 2GiB).",
+            help="Choose the ratio so that linear inputs fit this share (20%) or size (500MB, 2GiB).",
             rich_help_panel=SKETCH,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Tell what one training step of a model keeps for backward, by layer, and what a sketch saves.
+    """Show what one training step of a model keeps for backward, by layer, and what a sketch saves.
 
     Example: backsketch profile roberta-base --batch 32 --seq 128
 
-    Only the config is read, and sizes are followed on PyTorch's meta device:
-    a model of any size takes seconds and no memory. Attention and dropout count
-    as the fused kernels of a GPU do.
+    It reads only the config and computes sizes on PyTorch's meta device, so a
+    model of any size takes seconds and no memory. For attention and dropout it
+    counts what the fused kernels of a GPU keep.
     """
     given = given_fields(kind, ratio, dim, bits, block, center)
     for name, value in (("batch", batch), ("seq", seq)):
@@ -93,7 +93,7 @@ def profile(
         inputs = make_batch(network, chosen_head, batch=batch, seq=seq, device=device)
 
     def measure(one: SketchConfig) -> Profile:
-        with Console(stderr=True).status(f"following a step under {one}"):
+        with Console(stderr=True).status(f"computing a step under {one}"):
             return _measure(network, inputs, one, device)
 
     if limit is not None:
@@ -116,11 +116,11 @@ def profile(
         "dtype_from": "--dtype" if dtype else "config" if stated else "default",
         "device": device,
     }
-    truth = Truth(about, profiles, preferred)
+    report = ModelReport(about, profiles, preferred)
     if as_json:
-        print(json.dumps(truth.record(), indent=1))
+        print(json.dumps(report.record(), indent=1))
     else:
-        truth.show()
+        report.show()
     return 0
 
 
@@ -169,8 +169,8 @@ def _within(limit: int | float, found: Profile, given: dict[str, Any]) -> Sketch
 
 
 def _best(found: Profile) -> SketchConfig:
-    """Return our best setting that keeps about as much of the linear inputs."""
+    """Return the recommended config that keeps at most as many bytes of the linear inputs."""
     try:
         return _within(linear_inputs(found)[1], found, {})
-    except ValueError:  # nothing of ours is as small
+    except ValueError:  # no recommended config is as small
         return SketchConfig.recommended()

@@ -1,4 +1,4 @@
-"""The memory truth of a model: what a training step keeps, what configs would make of it, and which one is best."""
+"""What ``backsketch profile`` prints: the memory of a training step, under several configs, and the best of them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..config import SketchConfig
 from ..memory.live_storages import Peak
 from ..memory.profile_result import Profile
 from ..table import Table, readable
-from .config_text import code, noise, words
+from .config_text import as_code, in_words, noise_in_words
 from .layer_groups import exclusions, kinds_of, other_bytes, short
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
-    """A model under several configs.
+class ModelReport:
+    """The memory of a training step of one model under several configs.
 
     Attributes:
         about: the model's name, architecture and number of parameters; batch, seq, dtype and device of the step, the
-            batch also in words, and who chose the dtype: ``--dtype``, the model's ``config`` or the ``default``.
-        profiles: the config that was asked for, then those to compare it with.
+            batch also in words, and where the dtype comes from: ``--dtype``, the model's ``config`` or ``default``.
+        profiles: the profile of the config that was asked for, then those of configs to compare it with.
         preferred: the one of them that is recommended if it lowers the peak.
     """
 
@@ -45,7 +45,7 @@ class Truth:
         return next((each for each in (self.preferred, *self.profiles) if self.profiles[each].lowers_peak), None)
 
     def show(self) -> None:
-        """Print it."""
+        """Print the report."""
         about, found = self.about, self.found
         dtype = f"{about['dtype']} ({_DTYPE_FROM[about['dtype_from']]})"
         _print(f"{about['model']}: {about['architecture']}, {_count(about['parameters'])} parameters, {dtype}")
@@ -58,7 +58,7 @@ class Truth:
             _print(note)
 
     def layer_table(self) -> Table:
-        """Return the kinds of layers under the first config, and below why some cannot pay."""
+        """Return a row for each kind of layer under the first config, and notes on why some cannot pay."""
         kinds = kinds_of(self.found)
         rows = tuple(
             (
@@ -76,7 +76,7 @@ class Truth:
         return Table(("linear layers", "×", "input", "of all", "sketch"), rows, notes, frozenset({1, 2, 3, 4}))
 
     def choice_table(self) -> Table:
-        """Return what the configs keep, beside the exact model: linear inputs, all for backward, and the peak."""
+        """Return a row for the exact model and for each config: linear inputs, all kept for backward, and the peak."""
         found = self.found
         inputs = max(linear_inputs(each)[0] for each in self.profiles.values())
         exact = (inputs, found.kept_before, found.peak_before.total)
@@ -84,16 +84,16 @@ class Truth:
         for config, each in sorted(self.profiles.items(), key=lambda item: -item[1].kept_after):
             released, sketches = linear_inputs(each)
             sizes = (inputs - released + sketches, each.kept_after, each.peak_after.total)
-            rows.append((words(config), *map(_compared, sizes, exact)))
+            rows.append((in_words(config), *map(_compared, sizes, exact)))
         return Table(("", "linear inputs", "kept for backward", "peak"), tuple(rows), numeric=frozenset({1, 2, 3}))
 
     def notes(self) -> Iterator[str]:
-        """Yield what the peak is, and the recommended config with its price, or what would lower the peak instead."""
+        """Yield where the peak is, and the recommended config with its noise, or what would lower the peak instead."""
         peak = self.found.peak_before
         parts = ", ".join(f"{name} {readable(size)}" for name, size in peak.parts.items() if size)
         yield f"The exact peak is in {short(str(peak.place)).rpartition(' (')[0]}: {parts}."
         states = readable(self._adamw_bytes)
-        yield f"It is that of forward and backward; AdamW's states come on top: {states}, less with an 8-bit AdamW."
+        yield f"It counts forward and backward; AdamW's states come on top: {states}, less with an 8-bit AdamW."
         if self.best is None:
             yield f"\nRecommended: no sketch. {self._none_lowers()}"
             yield from (f"- {remedy}" for remedy in self.found.remedies)
@@ -102,11 +102,11 @@ class Truth:
             yield f"The peak is {self.found.advice}."
         yield "\nRecommended:\n  import backsketch as bs"
         yield from self._call(self.best)
-        if (price := noise(self.best)) is not None:
+        if (price := noise_in_words(self.best)) is not None:
             yield price
 
     def record(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the report as plain values, for JSON."""
         first, *others = ({"config": asdict(config), **_sizes(found)} for config, found in self.profiles.items())
         return {
             **self.about,
@@ -125,7 +125,7 @@ class Truth:
 
     def _call(self, best: SketchConfig) -> Iterator[str]:
         """Yield the lines of Python that convert a model with the recommended config, where that pays."""
-        globs, config = exclusions(self.profiles[best]), f"bs.{code(best)}"
+        globs, config = exclusions(self.profiles[best]), f"bs.{as_code(best)}"
         if globs is None:
             yield f"  config = {config}"
             yield "  bs.sketch_(model, config, profile=bs.profile(model, **batch, config=config))"
@@ -151,7 +151,7 @@ _DTYPE_FROM = {
 
 
 def linear_inputs(found: Profile) -> tuple[int, int]:
-    """Return what linear inputs keep today, those that a sketch can lower, and what they would keep."""
+    """Return what the linear inputs that a sketch can reduce keep today, and what they would keep."""
     paying = {name: found.chosen[name] for name in found.pays}
     return found.ledger.released(paying), found.ledger.sketches(paying)
 

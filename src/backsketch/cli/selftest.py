@@ -1,4 +1,4 @@
-"""The self-test: on this machine a sketched layer's output, ∂X and ∂b are exact, and its ∂W is unbiased."""
+"""The self-test: check that a sketched layer's output, ∂X and ∂b are exact here, and that its ∂W is unbiased."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from ..config import SketchConfig
 from ..linear.algorithm import sketched_linear
 from ..sketches import SKETCHES
-from .config_text import words
+from .config_text import in_words
 
 ROWS, FEATURES, OUTPUTS, DRAWS = 64, 32, 16, 200
 ALLOWED = 5.0
@@ -22,7 +22,7 @@ ALLOWED = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One config on one device.
+    """The result of the test for one config on one device.
 
     Attributes:
         wrong: which of output, ∂X and ∂b are not those of F.linear.
@@ -53,7 +53,7 @@ def configs() -> list[SketchConfig]:
 
 
 def self_test(devices: list[str]) -> Iterator[Finding]:
-    """Yield a finding for every device and config; random numbers are fixed, and put back afterwards."""
+    """Yield a finding for every device and config, with a fixed seed; torch's generator is restored."""
     for device in devices:
         for config in configs():
             with _one_thread(), torch.random.fork_rng(devices=[]):
@@ -64,7 +64,7 @@ def self_test(devices: list[str]) -> Iterator[Finding]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch use one thread: with tensors so small, several mostly wait for each other, long on a busy machine."""
+    """Let torch use one thread: with such small tensors, several threads mostly wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -91,9 +91,9 @@ def _try(config: SketchConfig, device: str) -> Finding:
                 wrong[name] = None
         shares.append(float((found[2].cpu().double() * gradient).sum() / gradient.square().sum()))
     draws = torch.tensor(shares, dtype=torch.float64)
-    return Finding(words(config), device, tuple(wrong), float(draws.mean()), float(draws.std()) / DRAWS**0.5)
+    return Finding(in_words(config), device, tuple(wrong), float(draws.mean()), float(draws.std()) / DRAWS**0.5)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Compare bit for bit on a CPU; an accelerator may take another kernel, which rounds in another order."""
+    """Compare bit for bit on a CPU, and roughly on an accelerator, which may use another kernel."""
     return torch.equal(one, other) if one.device.type == "cpu" else torch.allclose(one, other, rtol=1e-4, atol=1e-4)

@@ -1,1 +1,1 @@
-"""Which layers are sketched: in place, by class, reversible; and what a conversion reaches."""
+"""Turn linear layers into sketched ones in place, and back; and how much of a model that reaches."""

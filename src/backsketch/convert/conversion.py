@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..memory.profile_result import Profile
 
 Model = TypeVar("Model", bound=nn.Module)
-Configs: TypeAlias = SketchConfig | Mapping[Any, SketchConfig | None]  # keys are Pattern: of Any, to take any mix
+Configs: TypeAlias = SketchConfig | Mapping[Any, SketchConfig | None]  # keys are Pattern; Any accepts dict[str, ...]
 Where: TypeAlias = Callable[[str, nn.Module], bool]
 
 _REASON, _OWN_CONFIG = "_left_exact_because", "_config_before_sketching"
@@ -31,7 +31,7 @@ _REASON, _OWN_CONFIG = "_left_exact_because", "_config_before_sketching"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What sketch_ makes of a layer: sketched with ``config``, or exact for a reason, or as it was if it ``stays``."""
+    """What sketch_ does to a layer: sketch it with ``config``, or make it exact, or leave it as it is (``stays``)."""
 
     config: SketchConfig | None = None
     reason: str = ""
@@ -49,8 +49,8 @@ def sketch_(
     """Convert the linear layers of ``model`` in place and return it.
 
     A layer keeps its identity: only its class changes, so parameters, optimisers, hooks, tied weights and
-    ``state_dict`` are untouched. Only exact ``nn.Linear`` and transformers' ``Conv1D`` are converted, since a
-    subclass may own its forward. ``print(summary(model))`` tells what was converted, what was not, and why.
+    ``state_dict`` are untouched. Only exact ``nn.Linear`` and transformers' ``Conv1D`` are converted, because
+    a subclass may have its own forward. ``print(summary(model))`` tells what was converted, what was not, and why.
     A layer so narrow that rows in few bits would keep over half of its input's bytes stays exact.
 
     Args:
@@ -60,11 +60,11 @@ def sketch_(
             wins; None makes a layer exact, and one without a match stays as it is. By default
             ``SketchConfig.recommended()``. PEFT's lora_B is converted only where a pattern says so.
         where: called with a layer's name and the layer; False leaves it as it is.
-        profile: what ``backsketch.profile`` saw. Layers that would keep no less than today are then left exact, and
-            a warning names sets of layers that read one input but would keep more than one sketch of it.
-        checkpointed: False leaves a layer exact whenever it runs inside activation checkpointing, which keeps nothing
-            of its input between the passes: there a sketch adds noise, and saves memory only while a region is run
-            again.
+        profile: the result of ``backsketch.profile``. Layers for which a sketch saves nothing are then left exact, and
+            a warning names layers that read one input but would keep more than one sketch of it.
+        checkpointed: False leaves layers exact while they run inside activation checkpointing. A checkpoint keeps none
+            of their inputs between the passes, so a sketch adds noise there, and saves memory only while the region
+            runs again.
     """
     check_model(model)
     check_choice(config, where)
@@ -98,8 +98,8 @@ def sketch_(
 def unsketch_(model: Model) -> Model:
     """Turn every sketched layer of ``model`` back into the class it was, in place, and return it.
 
-    A layer of a class that was derived from a sketched one, or whose forward was replaced since, stays what it is, and
-    a warning names it.
+    A layer stays sketched if its class is a subclass of a sketched one, or if its forward was replaced. A warning names
+    it.
     """
     check_model(model)
     for name, module in model.named_modules():
@@ -116,13 +116,13 @@ def unsketch_(model: Model) -> Model:
 
 
 def check_model(model: object) -> None:
-    """Raise TypeError for what is no model."""
+    """Raise TypeError unless ``model`` is an nn.Module."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
 
 
 def check_choice(config: object, where: object) -> None:
-    """Raise TypeError or ValueError for what ``sketch_`` cannot take as its config and where."""
+    """Raise TypeError or ValueError unless ``sketch_`` accepts these arguments."""
     if config is not None:
         NameRules(config)
     if where is not None and not callable(where):
@@ -135,7 +135,7 @@ def configs_for(model: nn.Module, config: Configs | None = None, where: Where | 
 
 
 def decisions_for(model: nn.Module, config: Configs | None = None, where: Where | None = None) -> dict[str, Decision]:
-    """Return name -> what ``sketch_`` would make of it for every layer that can be converted."""
+    """Return layer name -> what ``sketch_`` would do to the layer, for all layers that can be converted."""
     return _decide(model, NameRules(SketchConfig.recommended() if config is None else config), where)
 
 
@@ -146,7 +146,7 @@ def present_configs(model: nn.Module) -> dict[str, SketchConfig]:
 
 
 def sketch_again(model: nn.Module, configs: Mapping[str, SketchConfig], checkpointed: bool) -> None:
-    """Give layers back the configs that ``present_configs`` found, whoever chose them."""
+    """Convert layers with the configs that ``present_configs`` returned earlier."""
     for name, config in configs.items():
         _convert(model.get_submodule(name), config, checkpointed)
     follow_attention_mask(model)
@@ -190,12 +190,12 @@ def chosen_configs(decided: Mapping[str, Decision]) -> dict[str, SketchConfig]:
 
 
 def _consult(profile: Profile, chosen: dict[str, SketchConfig]) -> dict[str, str]:
-    """Return why layers of ``chosen`` do not pay, and warn of groups that the others would split."""
+    """Return layer name -> why a sketch does not pay, and warn if layers that share an input are not all converted."""
     if not hasattr(profile, "unpaid"):
         raise TypeError(f"profile must be what backsketch.profile returns, got {type(profile).__name__}")
     if unseen := sorted(chosen.keys() - {layer.name for layer in profile.layers}):
         warnings.warn(
-            f"sketch_: the profile is of a model without {', '.join(unseen)}: whether these pay is not known",
+            f"sketch_: the profile has no layer {', '.join(unseen)}: whether a sketch pays there is not known",
             stacklevel=3,
         )
     unpaid = profile.unpaid(chosen)
@@ -216,7 +216,7 @@ def _has_own_forward(module: nn.Module) -> bool:
 def _convert(module: nn.Module, config: SketchConfig, checkpointed: bool) -> None:
     twin = sketched_type(module)
     assert twin is not None
-    if exact_type(module) is None and "config" in module.__dict__:  # something else of that name
+    if exact_type(module) is None and "config" in module.__dict__:  # an attribute of that name which is not ours
         module.__dict__[_OWN_CONFIG] = module.__dict__["config"]
     become(module, twin)
     module.__dict__["config"] = config

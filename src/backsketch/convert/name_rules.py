@@ -34,7 +34,7 @@ class NameRules:
         self.unused = list(configs) if len(configs) > 1 else []
 
     def match(self, name: str) -> tuple[SketchConfig | None, str | None]:
-        """Return the config for a layer, or why a rule leaves it exact; both None without a rule."""
+        """Return the layer's config, or else why it stays exact; both are None if no pattern matches."""
         for pattern, config in self._configs.items():
             if _matches(pattern, name):
                 if pattern in self.unused:

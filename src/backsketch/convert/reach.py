@@ -17,11 +17,13 @@ from .why_exact import EMBEDDINGS, why_unreached
 
 @dataclass(frozen=True, slots=True)
 class Unreached:
-    """Trained weights of two or more dimensions in no sketched layer, together for modules alike in all blocks.
+    """A trained weight matrix that is in no sketched layer, together with its counterparts in other blocks.
 
     Attributes:
-        modules: their names; type: their class; parameter, shape: the weight in each of them.
-        elements, share: how many weights that is in all, and of all that train; reason: why no sketch reaches them.
+        modules: the modules that have it, by name; type: their class.
+        parameter, shape: its name and its shape in each of them.
+        elements: how many weights it has in all modules; share: the same, relative to all trained weights.
+        reason: why no sketch reaches it.
     """
 
     modules: tuple[str, ...]
@@ -34,14 +36,14 @@ class Unreached:
 
     @property
     def name(self) -> str:
-        """Return the weight's whole name, with * for the numbers that differ."""
+        """Return the weight's full name, with * for the numbers of blocks."""
         module = self.modules[0] if len(self.modules) == 1 else starred(self.modules[0])
         return f"{module}.{self.parameter}" if module else self.parameter
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How many weights train, which share is in sketched layers and in embeddings, and what else is not reached."""
+    """How many weights train, their shares in sketched layers and in embeddings, and what no sketch reaches."""
 
     trained: int
     reached: float
@@ -50,7 +52,11 @@ class Reach:
 
 
 def reach(model: nn.Module) -> Reach:
-    """Count the weights of ``model`` that train, a tied one once: for a sketched layer, else for no embedding."""
+    """Count the weights of ``model`` that train.
+
+    A weight that several modules share counts once: for a sketched layer if it is in one, and for an embedding only if
+    it is in no other module.
+    """
     owned = list(_owned_parameters(model))
     owned.sort(key=lambda each: (not is_sketched(each.module), isinstance(each.module, EMBEDDINGS)))
     weights = list({_identity(each.parameter): each for each in reversed(owned)}.values())[::-1]
@@ -68,7 +74,7 @@ def reach(model: nn.Module) -> Reach:
 
 @dataclass(frozen=True, slots=True)
 class _Owned:
-    """A parameter of a module, by name."""
+    """A parameter and the module that has it: ``path`` names the module, ``name`` the parameter."""
 
     path: str
     module: nn.Module
@@ -77,7 +83,10 @@ class _Owned:
 
 
 def _owned_parameters(model: nn.Module) -> Iterator[_Owned]:
-    """Yield the parameters that train with every module that holds them; what a weight is computed from is its own."""
+    """Yield every trained parameter, once for each module that has it.
+
+    A parametrized weight is computed from other parameters, which count as parameters of its module.
+    """
     for path, module in model.named_modules():
         own = list(module.named_parameters(recurse=False))
         if parametrize.is_parametrized(module):
@@ -88,7 +97,7 @@ def _owned_parameters(model: nn.Module) -> Iterator[_Owned]:
 
 
 def _identity(parameter: Tensor) -> Hashable:
-    """Return what two parameters have in common only if they are the same values in memory."""
+    """Return a key that is equal only for parameters that use the same memory."""
     return tuple(sizes([parameter])), parameter.storage_offset(), parameter.numel()
 
 

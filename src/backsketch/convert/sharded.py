@@ -1,4 +1,4 @@
-"""The own class of a layer that fully_shard was applied to: torch then makes one of FSDPModule and that class."""
+"""The classes of sharded layers: fully_shard gives a layer a new subclass of FSDPModule and of its own class."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from torch import nn
 
 
 def own_class(module: nn.Module) -> type[nn.Module]:
-    """Return the class of ``module``, below what fully_shard made of it."""
+    """Return the class that ``module`` had before fully_shard changed it, if it did."""
     kind = type(module)
     own: type[nn.Module] = kind.__bases__[1] if _is_sharded(kind) else kind
     return own
 
 
 def become(module: nn.Module, target: type[nn.Module]) -> None:
-    """Give ``module`` the class ``target``, and leave it sharded if it is."""
+    """Give ``module`` the class ``target``; a sharded module stays sharded."""
     kind = type(module)
     module.__class__ = _sharded(kind, target) if _is_sharded(kind) else target
 
 
 def _is_sharded(kind: type) -> bool:
-    if "torch.distributed.fsdp" not in sys.modules:  # nobody can have sharded anything
+    if "torch.distributed.fsdp" not in sys.modules:  # so nothing is sharded
         return False
     from torch.distributed.fsdp import FSDPModule
 
@@ -39,8 +39,8 @@ def _sharded(kind: type[nn.Module], target: type[nn.Module]) -> type[nn.Module]:
     return _classes[kind, target]
 
 
-def gather_no_more(model: nn.Module) -> None:
-    """Reshard the parameters of a sharded model: a forward pass without its backward leaves them gathered."""
+def reshard(model: nn.Module) -> None:
+    """Shard the parameters of a sharded model again: a forward pass without a backward leaves them gathered."""
     for module in model.modules():
         if _is_sharded(type(module)):
             module.reshard()  # type: ignore[operator]

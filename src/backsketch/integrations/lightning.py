@@ -14,15 +14,16 @@ from .session import Session, check_arguments
 class SketchCallback(Callback):  # type: ignore[misc]
     """Train the linear layers of a LightningModule from sketches: ``Trainer(callbacks=[SketchCallback()])``.
 
-    The module is converted in place when a fit is set up and is what it was when it is torn down; checkpoints are those
-    of an unconverted module. Each ``log_every_n_steps`` steps, all loggers get ``backsketch/kept_bytes``, the most that
-    autograd held for backward in a step, and with ``noise_every`` the variance that the sketches add, as a multiple of
-    the gradient's own: ``backsketch/noise`` of the whole model, ``backsketch/noise_worst`` of the layer with most.
+    The callback converts the module in place when a fit is set up, and restores it at teardown. Checkpoints are those
+    of an unconverted module. Every ``log_every_n_steps`` steps, all loggers get ``backsketch/kept_bytes``, the most
+    that autograd held for backward in a step. With ``noise_every`` they also get the variance that the sketches add, as
+    a multiple of the gradient's own: ``backsketch/noise`` of the model, ``backsketch/noise_worst`` of the noisiest
+    layer.
 
     Args:
         config: as ``sketch_`` takes it; to spend a budget, what ``plan`` returns.
-        noise_every: monitor the noise of each ``noise_every``-th step. Compiled layers are not seen.
-        noise_by_layer: log the noise of every layer too, as ``backsketch/noise/<layer>``: as many entries as layers.
+        noise_every: monitor the noise of each ``noise_every``-th step. It cannot measure compiled layers.
+        noise_by_layer: log the noise of every layer too, as ``backsketch/noise/<layer>``.
         where, checkpointed: as ``sketch_`` takes them.
     """
 

@@ -1,4 +1,4 @@
-"""Session: convert a model for the time of a training run, watch it, and give it back as it was."""
+"""Session: convert a model for one training run, measure it, and restore it afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ..torch_private import inside_compiled
 class Session:
     """One training run of a converted model: ``begin``, steps, ``end``.
 
-    Of each step ``step_begin`` comes first, and then its passes, each inside ``measuring``.
+    In each step, call ``step_begin`` first, and then run each forward and backward pass inside ``measuring``.
 
     Args:
         noise_every: monitor the noise of each ``noise_every``-th step; None never does.
@@ -40,8 +40,8 @@ class Session:
 
     def __init__(self, model: nn.Module, noise_every: int | None, *, noise_by_layer: bool = False) -> None:
         self.model = unwrapped(model)
-        if (left := _running.pop(self.model, None)) is not None:  # an earlier run broke off
-            _give_back(self.model, *left)
+        if (unfinished := _running.pop(self.model, None)) is not None:  # an earlier run ended with an error
+            _give_back(self.model, *unfinished)
         self._before = present_configs(self.model)
         self._before_checkpointed = sketches_checkpointed(self.model)
         self._records: list[Record] = []
@@ -54,21 +54,21 @@ class Session:
     def begin(
         self, configs: Configs | None, where: Where | None = None, step: int = 0, *, checkpointed: bool = True
     ) -> None:
-        """Convert the layers, ``step`` steps after the training began."""
+        """Convert the layers; training has made ``step`` steps before."""
         sketch_(self.model, configs, where, checkpointed=checkpointed)
         if self._noise_every is not None:
             self._monitor = NoiseMonitor(self.model, every=self._noise_every, callback=self._records.append)
-        _running[self.model] = self._left()
+        _running[self.model] = self._to_restore()
         if self._monitor is not None:
             self._monitor.start(step)
 
     def step_begin(self) -> None:
-        """Measure what the passes of this step keep, unless that is known since the last report."""
+        """Start a step; measure what it keeps, unless a step was measured since the last report."""
         self._measures = self._kept is None
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Measure a forward and backward pass inside a step, which may have several."""
+        """Measure one forward and backward pass of a step, which may have several."""
         if not self._measures:
             yield
             return
@@ -94,21 +94,22 @@ class Session:
     def end(self) -> None:
         """Give every layer back the class and config it had."""
         _running.pop(self.model, None)
-        _give_back(self.model, *self._left())
+        _give_back(self.model, *self._to_restore())
 
-    def _left(self) -> _Left:
+    def _to_restore(self) -> _ToRestore:
         return self._before, self._before_checkpointed, None if self._monitor is None else ref(self._monitor)
 
 
-_Left: TypeAlias = tuple[dict[str, SketchConfig], bool, "ref[NoiseMonitor] | None"]
+_ToRestore: TypeAlias = tuple[dict[str, SketchConfig], bool, "ref[NoiseMonitor] | None"]
 
-_running: WeakKeyDictionary[nn.Module, _Left] = WeakKeyDictionary()  # from begin to end; nothing in it owns the model
+# Runs between begin and end. Nothing here holds a strong reference to a model.
+_running: WeakKeyDictionary[nn.Module, _ToRestore] = WeakKeyDictionary()
 
 
 def _give_back(
     model: nn.Module, before: dict[str, SketchConfig], checkpointed: bool, monitor: ref[NoiseMonitor] | None
 ) -> None:
-    """Stop the monitor, which its hooks keep alive, and give the layers their classes and configs back."""
+    """Stop the monitor, which its hooks keep alive, and give the layers back their classes and configs."""
     watching = None if monitor is None else monitor()
     if watching is not None:
         watching.stop()
@@ -131,7 +132,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def check_arguments(
     configs: object, noise_every: object, where: object, noise_by_layer: object, checkpointed: object
 ) -> None:
-    """Raise TypeError or ValueError for what a callback cannot take, before any training."""
+    """Raise TypeError or ValueError for wrong arguments of a callback, before training starts."""
     check_choice(configs, where)
     check_flag("checkpointed", checkpointed)
     is_count = isinstance(noise_every, int) and not isinstance(noise_every, bool) and noise_every > 0
@@ -143,7 +144,7 @@ def check_arguments(
 
 
 def _or_least(value: float) -> float:
-    """Order a layer whose noise is not known, as of a batch of one row, below all others."""
+    """Return the value to sort by; unknown noise (nan, as for a batch of one row) comes below all other."""
     return -math.inf if math.isnan(value) else value
 
 

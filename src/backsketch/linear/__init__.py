@@ -1,1 +1,1 @@
-"""The paper: a linear layer that trains from a sketch of its input, and what one call of it keeps."""
+"""The paper's method: a linear layer that trains from a sketch of its input."""

@@ -21,7 +21,7 @@ from .inputs import autocast_to, check_inputs
 from .sharing import keep_or_share
 from .weight_gradient import weight_gradient
 
-_DEFAULT = SketchConfig.recommended()  # made here, as a graph cannot make one
+_DEFAULT = SketchConfig.recommended()  # made here, because a compiled graph cannot make one
 
 
 def sketched_linear(
@@ -43,13 +43,13 @@ def sketched_linear(
 def layer_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, config: SketchConfig, layer: nn.Module | None
 ) -> Tensor:
-    """Do what ``sketched_linear`` does, on behalf of ``layer``, which says whether it is sketched in checkpoints."""
+    """Do what ``sketched_linear`` does for a ``layer``, which says whether to sketch inside checkpoints."""
     if transforms_active():
         check_forward(weight)
         if not weight.requires_grad:
             return F.linear(x, weight, bias)
-    # Drawn also where it is not needed: reentrant checkpointing runs under no_grad first, where even the weight may
-    # seem not to be trained, and must then draw as many random numbers as when it runs again.
+    # Drawn even where it is not needed. Reentrant checkpointing runs a region under no_grad first, where the weight may
+    # seem not to train, and then again with gradients. Both runs must draw the same number of random numbers.
     seed = None if torch.compiler.is_compiling() else draw_seed()
     if not torch.is_grad_enabled():
         return F.linear(x, weight, bias)
@@ -79,13 +79,13 @@ def _run(
     cast: torch.dtype | None,
     layer: nn.Module | None,
 ) -> Tensor:
-    if seed is None:  # compiling: the operator draws it, and the compiler shares
+    if seed is None:  # compiling: the operator draws the seed, and the compiler merges equal calls
         kept = traced_keep(as_rows(x.detach()), config.as_json)
         return _apply(x, weight, bias, config.as_json, cast, None, kept)
     inside = inside_checkpoint()
     if _stays_exact(x, config, layer, inside):
         return _apply(x, weight, bias, None, cast, None, (x.detach(),))
-    reader = _memory(weight) if layer is None else id(layer)
+    reader = _weight_id(weight) if layer is None else id(layer)
     if inside or is_fake(x):
         valid, kept = opaque_keep(source.detach(), x.detach(), seed, reader, config.as_json)
     else:
@@ -94,7 +94,7 @@ def _run(
 
 
 def _stays_exact(x: Tensor, config: SketchConfig, layer: nn.Module | None, inside: bool) -> bool:
-    """Tell whether to keep x itself: nothing is saved otherwise, or the layer is not to be sketched in checkpoints."""
+    """Tell whether to keep x itself: because a sketch saves nothing, or the layer stays exact inside checkpoints."""
     if config.keeps_input(x.shape[:-1].numel()):
         return True
     if transforms_active():
@@ -114,12 +114,12 @@ def _stays_exact(x: Tensor, config: SketchConfig, layer: nn.Module | None, insid
     return False
 
 
-def _memory(weight: Tensor) -> int:
-    """Return a number that tells a weight from others; inside torch.func, where nothing is shared, any one."""
+def _weight_id(weight: Tensor) -> int:
+    """Return a number that identifies a weight; inside torch.func, where layers share nothing, always 0."""
     return 0 if transforms_active() else memory_id(weight)
 
 
-# What a layer remembers of its runs, and of how it was converted.
+# Attributes of a layer that tell how it ran and how it was converted.
 RAN_IN_CHECKPOINT, EXACT_IN_CHECKPOINT = "_ran_in_checkpoint", "_exact_in_checkpoint"
 INPUT_IS_HELD = "_input_is_held"
 
@@ -135,7 +135,7 @@ def _apply(
 ) -> Tensor:
     transformed = transforms_active()
     function = _TransformedLinear if transformed else _SketchedLinear
-    # An empty slice of x links the weight gradient to the graph of x without its memory: a second derivative raises.
+    # An empty slice of x links ∂W to the graph of x without its memory, so that a second derivative raises.
     origin = (x[:0].clone(),) if (x.requires_grad or transformed) and not isinstance(how, str) else ()
     out: Tensor
     if cast is None:
@@ -156,9 +156,9 @@ def _forward(
     origin: tuple[Tensor, ...],
     *kept: Tensor,
 ) -> Tensor:
-    # Not by autocast itself, whose cache would hand this detached copy to other users of the weight.
+    # Cast here and not by autocast, whose cache would hand this detached copy to other users of the weight.
     out = F.linear(x, autocast_to(weight, cast), None if bias is None else autocast_to(bias, cast))
-    # F.linear may return a view of a matrix it made, and autograd lets no one change such an output in place.
+    # F.linear may return a view, and autograd forbids in-place changes of a view that a Function returns.
     return out if out.dim() == 2 else not_a_view(out)
 
 
@@ -166,8 +166,8 @@ def _remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
     x, weight, bias, how, _, valid, ctx.origin, *kept = inputs
     # The seed and the mask are saved tensors like the rows: checkpointing recomputes all of them, or none.
     ctx.save_for_backward(weight if ctx.needs_input_grad[0] else None, valid, *kept)
-    ctx.valid = valid  # and once more outside, for valid_for to find while checkpointing recomputes
-    ctx.how = how  # the config, its spelling where a graph was traced, or None where x itself is kept
+    ctx.valid = valid  # valid_for reads this attribute while checkpointing recomputes
+    ctx.how = how  # the config, its JSON in a compiled graph, or None if x itself is kept
     ctx.in_features, ctx.weight_dtype = weight.shape[1], weight.dtype
     ctx.column_major = x.dim() == 2 and x.stride(0) == 1 and x.stride(1) == x.shape[0]
     ctx.bias_dtype = None if bias is None else bias.dtype
@@ -188,7 +188,7 @@ class _SketchedLinear(torch.autograd.Function):
 
 
 class _TransformedLinear(_SketchedLinear):
-    """The same in the form that torch.func asks for, which takes PyTorch several times as long to call."""
+    """The same in the form that torch.func needs; PyTorch takes several times as long to call it."""
 
     forward = staticmethod(_forward)  # type: ignore[assignment]
 
@@ -215,11 +215,11 @@ def _gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     grad_x = grad_weight = grad_bias = None
     if valid is not None:
         check_promise(valid, y.detach())
-    if ctx.needs_input_grad[1]:  # first, so that the compressed Y is gone before ∂x is there
+    if ctx.needs_input_grad[1]:  # first, so that the compressed Y is freed before ∂x is made
         grad_weight = _estimate(ctx, y, valid, tuple(kept))
     if ctx.needs_input_grad[0]:
         weight = weight.to(grad_out.dtype)
-        # Autograd gives a column-major x a column-major gradient; the other product may round otherwise.
+        # nn.Linear gives a column-major x a column-major gradient; the product in the other order rounds differently.
         grad_x = (weight.t() @ grad_out.t()).t() if ctx.column_major else grad_out @ weight
     if ctx.needs_input_grad[2]:
         grad_bias = y.sum(0).to(ctx.bias_dtype)
@@ -227,9 +227,9 @@ def _gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _estimate(ctx: Any, y: Tensor, valid: Tensor | None, kept: tuple[Tensor, ...]) -> Tensor:
-    """Return ∂W. With ``create_graph=True`` ∂x and ∂b are differentiable, and to differentiate this is an error."""
+    """Return ∂W. With ``create_graph=True``, ∂x and ∂b can be differentiated; differentiating ∂W raises an error."""
     if torch.compiler.is_compiling() and ctx.how is not None:
-        how = ctx.how if isinstance(ctx.how, str) else ctx.how.as_json  # compiled autograd meets graphs of eager mode
+        how = ctx.how if isinstance(ctx.how, str) else ctx.how.as_json  # compiled autograd runs eager graphs too
         return traced_weight_gradient(kept, y, how, ctx.in_features, valid).to(ctx.weight_dtype)
     with torch.no_grad():
         if ctx.how is None:
@@ -241,12 +241,12 @@ def _estimate(ctx: Any, y: Tensor, valid: Tensor | None, kept: tuple[Tensor, ...
         gradient = gradient.to(ctx.weight_dtype)
     if not torch.is_grad_enabled():
         return gradient
-    once: Tensor = _Once.apply(gradient, y, *ctx.origin)  # type: ignore[no-untyped-call]
-    return once
+    guarded: Tensor = _RaiseIfDifferentiated.apply(gradient, y, *ctx.origin)  # type: ignore[no-untyped-call]
+    return guarded
 
 
-class _Once(torch.autograd.Function):
-    """The identity on a gradient; its own backward raises. ``origins`` are what the gradient was computed from."""
+class _RaiseIfDifferentiated(torch.autograd.Function):
+    """The identity on a gradient, with a backward that raises. The gradient was computed from ``origins``."""
 
     @staticmethod
     def forward(gradient: Tensor, *origins: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Activation checkpointing: whether a layer runs inside of it, in either of its two passes."""
+"""Activation checkpointing: whether a layer runs inside it, in its first or its second pass."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ..torch_private import in_backward, runs_for_selective_checkpoint, saves_fo
 
 
 def inside_checkpoint() -> bool:
-    """Tell whether this forward belongs to a checkpointed region: its first pass, or its repetition in backward.
+    """Tell whether this forward is the first pass of a checkpointed region, or its repetition in backward.
 
-    The first pass of reentrant checkpointing runs without gradients and cannot be told from any other such forward.
+    The first pass of reentrant checkpointing is not recognised: it looks like any other forward without gradients.
     """
     return in_backward() or saves_for_checkpoint() or runs_for_selective_checkpoint()
 

@@ -1,4 +1,4 @@
-"""SketchedConv1D: the twin of SketchedLinear for transformers' Conv1D (GPT-2), imported only when one is met."""
+"""SketchedConv1D: what SketchedLinear is, for transformers' Conv1D (GPT-2). Loaded only after transformers is."""
 
 from __future__ import annotations
 

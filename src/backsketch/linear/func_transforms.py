@@ -1,4 +1,4 @@
-"""Which torch.func transforms a sketched layer can stand in: one level of grad or vjp, and nothing else."""
+"""The torch.func transforms that a sketched layer supports: one level of grad or vjp, and nothing else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_backward() -> None:
 
 
 def _is_trained(weight: Tensor) -> bool:
-    """Tell whether any level, or plain autograd below them all, asks for the weight's gradient."""
+    """Tell whether any transform, or plain autograd outside them, needs the weight's gradient."""
     while not weight.requires_grad:
         if not is_wrapped(weight):
             return False

@@ -1,4 +1,4 @@
-"""The node that a sketched layer leaves in the autograd graph: how to find it, and to be told of its gradients."""
+"""The node that a sketched layer leaves in the autograd graph: how to find it, and how to read its gradients."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def sketch_node(output: Tensor) -> Any | None:
 
 
 def after_backward(node: Any, run: Callable[[Tensor, Tensor], None]) -> None:
-    """Call ``run(grad_weight, grad_out)`` after every backward through the node; the sketch's own ∂W is its input 1."""
+    """Call ``run(grad_weight, grad_out)`` after every backward through the node."""
 
     def hook(grad_inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor | None, ...]) -> None:
-        grad_weight, grad_out = grad_inputs[1], grad_outputs[0]
+        grad_weight, grad_out = grad_inputs[1], grad_outputs[0]  # the weight is input 1 of the Function
         if grad_weight is not None and grad_out is not None:
             run(grad_weight, grad_out)
 

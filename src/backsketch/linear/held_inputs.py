@@ -1,7 +1,7 @@
-"""Whether the operation that made a tensor keeps it for its own backward: then to keep it as well costs nothing.
+"""Find inputs that the operation before saves for its own backward anyway, so that keeping them costs nothing.
 
-Attention, ReLU, tanh, sigmoid and softmax save their output. A linear layer that reads it, also through a view, may
-keep the very same memory, and its gradient is exact.
+Attention, ReLU, tanh, sigmoid and softmax save their output. A linear layer that reads it, directly or through a view,
+can keep the same memory, and its gradient is exact.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from ..torch_private import memory_id, producer_of, saved_by, saves_its_output
 
 
 def held_by_producer(x: Tensor) -> bool:
-    """Tell whether the operation that made ``x`` has saved the memory behind it, unpacked, for backward.
+    """Tell whether the operation that made ``x`` holds the memory of ``x`` for backward.
 
-    saved_memory and peak_memory wrap saved tensors; the original is in their ``tensor``.
+    saved_memory and peak_memory wrap saved tensors in objects whose attribute ``tensor`` is the original.
     """
     memory = memory_id(x)
     held = (getattr(saved, "tensor", saved) for saved in saved_by(producer_of(x)))
@@ -22,8 +22,8 @@ def held_by_producer(x: Tensor) -> bool:
 
 
 def saved_by_producer(x: Tensor) -> bool:
-    """Tell whether the operation that made ``x`` saves its output, whatever hooks make of it.
+    """Tell whether the operation that made ``x`` is of a kind that saves its output for backward.
 
-    For use inside checkpoints: in their first pass nothing is held, and both passes must decide the same.
+    For use inside checkpoints: their first pass holds nothing, and both passes must give the same answer.
     """
     return saves_its_output(producer_of(x))

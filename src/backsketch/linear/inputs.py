@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def check_inputs(x: Tensor, weight: Tensor) -> None:
-    """Raise for what F.linear may take and a sketch cannot."""
+    """Raise for inputs that F.linear accepts and a sketch does not."""
     if weight.is_complex():
         raise TypeError(f"weight must be of a real floating-point type to be trained from a sketch, got {weight.dtype}")
     if x.layout is not torch.strided or x.is_nested:
@@ -22,13 +22,13 @@ def check_inputs(x: Tensor, weight: Tensor) -> None:
 
 
 def autocast_to(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Cast to autocast's dtype what autocast casts: floating-point, but not fp64. None casts nothing."""
+    """Cast a tensor to ``dtype`` if autocast would: floating-point types except fp64. None casts nothing."""
     if dtype is None or tensor.dtype == torch.float64 or not tensor.is_floating_point():
         return tensor
     return tensor.to(dtype)
 
 
 def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Return the one input of a linear layer's call, given by position or by name."""
+    """Return the input of a linear layer from the arguments of its call."""
     x: Tensor = args[0] if args else next(iter(kwargs.values()))
     return x

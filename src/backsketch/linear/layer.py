@@ -44,17 +44,17 @@ class SketchedLinear(nn.Linear):
 
 
 def refuse_script() -> nn.Module:
-    """Raise where torch.jit.script meets a sketched layer."""
+    """Raise, because torch.jit.script cannot compile a sketched layer."""
     raise RuntimeError(
         "torch.jit.script cannot compile a sketched layer: call backsketch.unsketch_(model) first, or use torch.compile"
     )
 
 
 def trains(layer: nn.Module) -> bool:
-    """Tell whether a layer has anything to train, the same with gradients on and off, as checkpointing needs it.
+    """Tell whether a layer may have anything to train. Checkpointing needs the same answer with and without gradients.
 
     ``weight.requires_grad`` is not enough: a parametrized weight is computed from other parameters. Inside a torch.func
-    transform nothing tells; sketched_linear finds out there.
+    transform the answer is always True, and sketched_linear decides.
     """
     return (
         bool(layer.weight.requires_grad)

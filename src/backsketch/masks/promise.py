@@ -1,4 +1,4 @@
-"""The promise of a mask, that rows which it leaves out get no gradient: checked on every device, none is waited for."""
+"""Check what a mask promises, that the rows it leaves out get no gradient, without waiting for an accelerator."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 
 from ..torch_private import is_fake
 
-_CHECKED_ROWS = 64  # of the masked ones; on an accelerator every check costs kernels
-_MOST_WAITING = 8
-_ALL_UNTIL, _THEN_EVERY = 256, 64  # calls that are checked: where a model breaks the promise, it does so from the start
+_CHECKED_ROWS = 64  # how many masked rows an accelerator checks, to keep the check cheap
+_MOST_WAITING = 8  # flags
+_ALL_UNTIL, _THEN_EVERY = 256, 64  # which calls to check: a model that breaks the promise does so from the start
 _MASKED = "_masked_rows"
 
 
 def check_promise(valid: Tensor, y: Tensor) -> None:
-    """Warn where masked rows get a gradient after all: valid (rows,), y (rows, out_features).
+    """Warn if masked rows get a gradient: valid (rows,), y (rows, out_features).
 
-    A CPU is asked at once. An accelerator leaves a flag, which is read when it has arrived, a step later at the latest.
+    A CPU answers at once. An accelerator sends a flag, which is read when it has arrived, a step later at the latest.
     """
     if y.is_meta or is_fake(y):
         return
@@ -35,14 +35,14 @@ def check_promise(valid: Tensor, y: Tensor) -> None:
 
 
 def any_masked_gradient(valid: Tensor, y: Tensor) -> Tensor:
-    """Return, on the device, whether some masked rows have a gradient: () bool."""
+    """Return, on the device, whether any of the checked rows has a gradient: () bool."""
     rows = _remembered(valid, lambda: valid.to(torch.uint8).topk(min(_CHECKED_ROWS, len(valid)), largest=False).indices)
     return (y.index_select(0, rows) != 0).any(1).logical_and(~valid.index_select(0, rows)).any()
 
 
 @dataclass(frozen=True, slots=True)
 class _Flag:
-    """A value on its way from a device to pinned memory, and the event that tells that it has arrived."""
+    """A bool on its way from a device to pinned memory, and an event that tells when it has arrived."""
 
     value: Tensor
     arrived: torch.Event
@@ -57,7 +57,7 @@ class _Flag:
 
 
 class _Flags:
-    """The flags on their way, oldest first."""
+    """The flags that are on their way, oldest first."""
 
     def __init__(self) -> None:
         self._waiting: list[_Flag] = []
@@ -73,7 +73,7 @@ class _Flags:
         self._waiting.append(_Flag.of(flag))
 
     def read(self) -> None:
-        """Read what has arrived."""
+        """Read the flags that have arrived."""
         while self._waiting and self._waiting[0].arrived.query():
             if bool(self._waiting.pop(0).value):
                 _warn()
@@ -87,7 +87,7 @@ def _answers_at_once(y: Tensor) -> bool:
 
 
 def _remembered(valid: Tensor, find: Callable[[], Tensor]) -> Tensor:
-    """Return the rows that ``find`` gives for a mask, found once: all layers under a mask check the same rows."""
+    """Return ``find()`` for a mask, called once a mask: all layers under the mask check the same rows."""
     rows: Tensor | None = getattr(valid, _MASKED, None)
     if rows is None:
         rows = find()

@@ -15,7 +15,7 @@ class Cost:
 
     Attributes:
         kept: bytes held from forward to backward.
-        transient: bytes of the largest helper tensor while sketching; nothing for the exact layer.
+        transient: bytes of the largest helper tensor while sketching; 0 for the exact layer.
         forward: FLOPs of the product and of sketching the input.
         backward: FLOPs of ∂X, of sketching Y and of ∂W. Left out: ∂b, which is B·N_out additions either way, and what
             ``bits`` and ``center`` add, which is a few operations a kept value.
@@ -31,7 +31,7 @@ def cost(config: SketchConfig | None, rows: int, in_features: int, out_features:
     """Return what one step of a linear layer costs under ``config``, or exactly with None (the paper's "No RMM").
 
     Args:
-        rows: B, batch times sequence; in_features: N_in; out_features: N_out; itemsize: bytes a value of the input.
+        rows: B, batch times sequence; in_features: N_in; out_features: N_out; itemsize: bytes of one input value.
     """
     sizes = {"rows": rows, "in_features": in_features, "out_features": out_features, "itemsize": itemsize}
     for name, size in sizes.items():

@@ -1,8 +1,9 @@
-"""meta_step: a training step on the meta device, as an accelerator would run it on a batch without padding.
+"""meta_step: run a training step on the meta device as an accelerator would run it on a batch without padding.
 
-PyTorch has no fused kernels for meta and falls back to steps that keep more: the attention probabilities, and dropout
-masks in the input's type. Fused attention keeps q, k, v, its output and one number a row, fused dropout a byte a value.
-Nor can meta tensors answer questions, such as whether a mask is all ones: here every value is as it should be.
+PyTorch has no fused kernels for meta tensors. Its fallbacks keep more for backward: attention keeps its probabilities,
+and dropout keeps a mask in the dtype of its input. Fused attention keeps q, k, v, its output and one number a row, and
+fused dropout keeps one byte a value. Meta tensors also have no values, so a model that asks whether a mask is all ones
+gets no answer. Here it gets the answer for a batch without padding.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from torch.overrides import TorchFunctionMode
 
 
 class meta_step(TorchFunctionMode):  # noqa: N801 (a context manager, used as a verb)
-    """Let meta tensors take fused kernels, and answer what a model asks of their values, while inside."""
+    """Inside the block, use fused kernels for meta tensors, and answer questions about their values."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if args and isinstance(args[0], Tensor) and args[0].is_meta:
             if func in _ANSWERS and len(args) == 1 and not kwargs:
                 return torch.tensor(_ANSWERS[func])
-            if func is Tensor.__contains__:  # asks for padding among the tokens
+            if func is Tensor.__contains__:  # asks whether any token is padding
                 return False
             if func is Tensor.__bool__:  # asks whether a mask is all ones
                 return True
@@ -44,7 +45,7 @@ def _attention(
 ) -> Tensor:
     aten = torch.ops.aten
     out: Tensor
-    if attn_mask is not None and attn_mask.requires_grad:  # a learned bias: only this kernel has its gradient
+    if attn_mask is not None and attn_mask.requires_grad:  # a learned bias: only this kernel computes its gradient
         out = aten._scaled_dot_product_efficient_attention(
             query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
         )[0]

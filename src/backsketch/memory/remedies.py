@@ -1,18 +1,18 @@
-"""What would lower the peak of a training step, by what that peak is made of."""
+"""Other ways to lower the peak of a training step than a sketch, found from what is in memory at the peak."""
 
 from __future__ import annotations
 
 from ..table import readable
 from .live_storages import ACTIVATIONS, GRADIENTS, PARAMETERS, TRANSIENTS, Peak
 
-_WORTH = 0.05  # a part that is less of the peak than this is not worth another way to train
+_WORTH = 0.05  # a way that cannot free this share of the peak is not named
 
 
 def remedies(peak: Peak, loss_bytes: int) -> tuple[str, ...]:
-    """Name what would lower the peak, what it could free most of first.
+    """Return other ways to lower the peak, the one that could free most first.
 
     Args:
-        loss_bytes: how many of the peak's activations and transients are the logits and their loss.
+        loss_bytes: how many bytes of the peak are the logits and their loss.
     """
     parts = peak.parts
     computed = max(parts[ACTIVATIONS] + parts[TRANSIENTS] - loss_bytes, 0)
@@ -22,8 +22,8 @@ def remedies(peak: Peak, loss_bytes: int) -> tuple[str, ...]:
         (loss_bytes, f"a fused loss ({readable(loss_bytes)} are the logits and their loss)"),
         (
             weights,
-            f"LoRA or quantised weights ({readable(weights)} are parameters and gradients, of which a sketch lowers "
-            "nothing: it counts for more with a larger batch)",
+            f"LoRA or quantised weights ({readable(weights)} are parameters and gradients, which a sketch does not "
+            "reduce; it helps more with a larger batch)",
         ),
     ]
     worth = [(size, text) for size, text in found if size >= _WORTH * peak.total]

@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 class RunningModule:
-    """Know, inside the block, the name of the innermost module of ``model`` whose forward runs; None outside all."""
+    """Inside the block, ``name`` is the innermost module of ``model`` whose forward is running, or None."""
 
     def __init__(self, model: nn.Module | None) -> None:
         self._model = model
@@ -22,11 +22,11 @@ class RunningModule:
         return self._stack[-1] if self._stack else None
 
     def entered(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take note that a module starts; subclasses look at what it was given."""
+        """Note that a module starts; subclasses also read its arguments."""
         self._stack.append(name)
 
     def left(self) -> None:
-        """Take note that the innermost module is done."""
+        """Note that the innermost module is done."""
         self._stack.pop()
 
     def __enter__(self) -> RunningModule:

@@ -1,4 +1,4 @@
-"""One forward pass to a scalar loss, on whatever a model takes and returns."""
+"""Run a model forward to a scalar loss, whatever it takes and returns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Loss: TypeAlias = Callable[[Any], Tensor]
 def forward_to_loss(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Loss | None) -> Tensor:
     """Run ``model`` and return its loss: ``loss(output)``, else ``output.loss``, else the mean of its first output."""
     if not torch.is_grad_enabled():
-        raise ValueError("a training step is measured, which needs gradients: not inside no_grad or inference_mode")
+        raise ValueError("measuring a training step needs gradients: do not call this inside no_grad or inference_mode")
     output = model(*args, **kwargs)
     value = default_loss(output) if loss is None else loss(output)
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
@@ -39,12 +39,12 @@ def default_loss(output: Any) -> Tensor:
 
 
 def on_meta(model: nn.Module) -> bool:
-    """Tell whether the model has shapes only."""
+    """Tell whether the model is on the meta device, where tensors have shapes and no values."""
     return any(tensor.is_meta for tensor in model_tensors(model))
 
 
 def to_device_of(model: nn.Module, inputs: Any) -> Any:
-    """Return ``inputs`` with every tensor on meta if the model is there, and as they are otherwise."""
+    """Return ``inputs`` with all tensors on the meta device if the model is there, else as they are."""
     return tree_map_only(torch.Tensor, _shape_of, inputs) if on_meta(model) else inputs
 
 

@@ -1,4 +1,4 @@
-"""untouched: measure a model on a training step and leave no trace."""
+"""untouched: run training steps of a model and leave it as it was."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..convert.sharded import gather_no_more
+from ..convert.sharded import reshard
 from ..torch_private import tree_leaves
 
 
 @contextmanager
 def untouched(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
-    """Put ``model`` into training without gradients, and at the end give back all that a step may change.
+    """Put ``model`` into training mode, without gradients, and at the end restore all that a step may change.
 
     That is: the class, attributes and hooks of every module, training flags, buffers, ``.grad`` of parameters and of
     tensors in ``inputs`` (the very same tensors), and the state of torch's random generators.
     """
-    gather_no_more(model)  # or the snapshot would hold what is freed later
+    reshard(model)  # so that the snapshot holds no gathered parameters
     modules = [_Snapshot.of(module) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     leaves = [*model.parameters(), *(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.is_leaf)]
@@ -34,7 +34,7 @@ def untouched(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
                 model.train()
             yield
         finally:
-            gather_no_more(model)
+            reshard(model)
             for snapshot in modules:
                 snapshot.restore()
             for leaf, gradient in gradients:

@@ -1,1 +1,1 @@
-"""The noise of sketched layers, live: estimated while a model trains, without its inputs."""
+"""The noise of sketched layers, estimated while a model trains, without keeping their inputs."""

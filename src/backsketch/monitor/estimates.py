@@ -1,4 +1,4 @@
-"""Estimates of the noise in one call of a layer, from what is left of X in backward."""
+"""Estimates of the noise in one call of a layer, in backward, where X itself is gone."""
 
 from __future__ import annotations
 
@@ -22,8 +22,13 @@ QUANTITIES = ("squared_gradient", "energy", "sgd_variance", "sketch_variance", "
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The numbers of one call, still on the device, each a () tensor: roots of ‖Ĝ‖², P and C of X, then of what is
-    sketched of it; then D² where random features give it, else nan; then what rounding adds. See ``quantities``.
+    """The numbers that ``quantities`` needs of one call, still on the device, each a () tensor.
+
+    Attributes:
+        observed, energy, coincidence: the square roots of ‖Ĝ‖², P and C for the whole X.
+        sketched, sketched_energy, sketched_coincidence: the same for the part of X that is sketched.
+        variance: D² if it was estimated from random features, else nan.
+        rounding: the variance that rounding adds.
     """
 
     observed: Tensor
@@ -42,9 +47,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What is kept of X between the passes: row norms and, where those do not do, one random feature a row.
+    """What the monitor keeps of X between the passes: row norms and, if they are not enough, a random feature a row.
 
-    With ``center`` the mean row too, with ``bits`` the variance of rounding each row. Padding is read on the host here.
+    With ``center`` it also keeps the mean row, and with ``bits`` the variance of rounding each row.
     """
 
     rows: int
@@ -58,7 +63,7 @@ class Trace:
 
     @classmethod
     def of(cls, x: Tensor, config: SketchConfig, generator: torch.Generator, valid: Tensor | None = None) -> Trace:
-        """Read off X what the estimates need: (rows, in_features)."""
+        """Compute from X, (rows, in_features), what the estimates need. A mask of padded rows is read on the host."""
         norms, effective = _row_norms(x), EffectiveInput.of(x, config, valid)
         blocks = blocks_of(effective.config, len(effective.x))
         feature = _random_feature(effective.x, generator) if _needs_feature(blocks) else None
@@ -71,7 +76,7 @@ class Trace:
         return cls(len(x), norms, effective, blocks, sketched_norms, feature, rounding, generator)
 
     def measure(self, y: Tensor, grad_weight: Tensor) -> Tensor:
-        """Return the numbers ``quantities`` reads: (rows, out), (out, in) -> (8,)."""
+        """Return the numbers that ``quantities`` needs: (rows, out), (out, in) -> (8,)."""
         y_norms, own = _row_norms(y), self.effective.of_gradient(y)
         own_norms = y_norms if own is y else _row_norms(own)
         variance = torch.full_like(_norm(y_norms), math.nan)
@@ -91,7 +96,7 @@ class Trace:
         ).stacked()
 
     def _without_mean(self, grad_weight: Tensor, y: Tensor) -> Tensor:
-        """Take the exact part off the gradient: what is left is the sketch's."""
+        """Return the gradient without its exact part, that of the mean row."""
         dtype = compute_dtype(y.dtype)
         assert self.effective.mean is not None
         mean = self.effective.mean.to(dtype)
@@ -100,7 +105,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class KeptInput:
-    """X itself, kept to have the exact values in place of estimates."""
+    """X itself, kept to compute exact values instead of estimates."""
 
     x: Tensor
     config: SketchConfig
@@ -116,7 +121,7 @@ class KeptInput:
         return blocks_of(effective.config, len(effective.x))
 
     def measure(self, y: Tensor, grad_weight: Tensor) -> Tensor:
-        """Return the numbers ``quantities`` reads, with the mean of ‖Ĝ‖² in place of what the sketch drew."""
+        """Return the numbers that ``quantities`` needs, with E‖Ĝ‖² in place of the observed ‖Ĝ‖²."""
         x, y = widest(self.x), widest(y)
         variance = noise.sketch_variance(x, y, self.config, self.valid).to(x.device, x.dtype)
         root = ((x.t() @ y).square().sum() + variance).sqrt()
@@ -126,12 +131,12 @@ class KeptInput:
 
 
 def quantities(blocks: RowBlocks, rows: int, measured: list[float]) -> tuple[float, ...]:
-    """Turn the numbers of ``Measured`` into unbiased estimates of QUANTITIES; ``rows`` counts padded ones too.
+    """Turn the numbers of ``Measured`` into unbiased estimates of QUANTITIES; ``rows`` includes padded rows.
 
-    Let Ĝ be ∂W without its exact part (the mean row's, with ``center``), g = ‖XᵀY‖² and D² that of what is sketched:
-    E‖Ĝ‖² = g + D². If D² is linear in g, solve for g. If it depends on more (g_t of each block, mirrored rows, or g
-    when one kept row alone says nothing of it), it comes from random features Xr and Yq: E(rᵀX_tᵀY_t q)² = g_t.
-    Rounding adds on top, whatever the sketch.
+    Let Ĝ be ∂W without its exact part (with ``center``, that of the mean row), and g = ‖XᵀY‖² and D² those of the part
+    of X that is sketched. Then E‖Ĝ‖² = g + D². If D² is a linear function of g, solve this for g. Otherwise estimate D²
+    from random features Xr and Yq, for which E(rᵀX_tᵀY_t q)² = g_t. This is needed if D² depends on g_t of each block
+    or on mirrored rows, and if a single row is kept, whose Ĝ says nothing about g. Rounding adds its variance to D².
     """
     observed, energy, coincidence, sketched, sketched_energy, sketched_coincidence = (root**2 for root in measured[:6])
     variance, rounding = measured[6:]

@@ -22,9 +22,9 @@ from .noise_records import Record, Sums, settle, table
 
 _MOST_WAITING = 4096  # calls whose numbers may stay on the device: bounds what a long run holds there
 
-_WHOLE = SketchConfig(ratio=1.0)  # how an input is kept that stays as it is
+_WHOLE = SketchConfig(ratio=1.0)  # stands for an input that is kept as it is
 
-_OWN_STREAM = 0x2545F491  # data drawn from the very same seed would correlate with the monitor's directions
+_OWN_STREAM = 0x2545F491  # keeps the monitor's random numbers independent of data drawn with the same seed
 
 
 class NoiseMonitor:
@@ -36,9 +36,9 @@ class NoiseMonitor:
             train(model)
         print(monitor)
 
-    It sees every backward pass through a sketched layer and changes none: not the gradients, not the random numbers.
-    Between the passes it keeps one or two floats a row (row norms; a random feature for blocked and transform kinds),
-    never X. Layers inside ``torch.compile`` are not seen.
+    It observes every backward pass through a sketched layer, and changes neither gradients nor random numbers. Between
+    the passes it keeps one or two floats a row (row norms; a random feature for blocked and transform kinds), never X.
+    It cannot observe layers inside ``torch.compile``.
 
     A step ends when an optimizer that holds a monitored weight has stepped, or at ``step()``. A record is the **sum
     over the calls** of one layer in one step: micro-batches of gradient accumulation, or uses of a shared module.
@@ -47,7 +47,7 @@ class NoiseMonitor:
     not the square of their sum.
 
     ``squared_gradient``, ``sgd_variance`` and ``sketch_variance`` are unbiased, so a single value may be negative; it
-    is kept as it comes. ``alignment``, ``ratio``, ``scaled_ratio`` and ``bound`` are ratios of the sums: consistent,
+    is recorded as it is. ``alignment``, ``ratio``, ``scaled_ratio`` and ``bound`` are ratios of the sums: consistent,
     not unbiased. A loss scale s multiplies the variances by s² and cancels in the ratios. A call with a single row has
     no ``sgd_variance``: nan.
 
@@ -86,12 +86,12 @@ class NoiseMonitor:
         """Hook the sketched layers; records of an earlier run stay.
 
         Args:
-            step: the number of the next step, for a training that continues; records from there on are dropped. By
-                default counting goes on.
+            step: the number of the next step when training resumes; records of this and later steps are dropped. By
+                default the count continues.
         """
         if self._handles:
             if step is not None:
-                raise RuntimeError("the monitor has started: stop() it before step= says where it goes on")
+                raise RuntimeError("the monitor is running: call stop() before start(step=...)")
             return self
         layers = {name: module for name, module in self.model.named_modules() if self._selects(name, module)}
         if not layers:
@@ -133,7 +133,7 @@ class NoiseMonitor:
             self._settle()
 
     def forget(self) -> None:
-        """Drop the records of the steps that have ended, which a long run with a ``callback`` has no more use for."""
+        """Drop the records of finished steps, which a long run with a ``callback`` no longer needs."""
         self._steps = {step: layers for step, layers in self._steps.items() if step >= self._step}
 
     def to_records(self) -> list[Record]:
@@ -168,9 +168,9 @@ class NoiseMonitor:
     def _watch(
         self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
-        """After a forward, leave a trace of x with the graph node of this very call.
+        """After a forward, attach a trace of x to the graph node of this call.
 
-        A forward that checkpointing repeats leaves its trace with a node whose backward never runs: no duplicates.
+        A forward that checkpointing repeats attaches it to a node whose backward never runs, so no call counts twice.
         """
         if torch.compiler.is_compiling() or (node := sketch_node(output)) is None:
             return
@@ -182,11 +182,11 @@ class NoiseMonitor:
 
     def _trace(self, x: Tensor, config: SketchConfig, valid: Tensor | None) -> Trace | KeptInput:
         if self.exact:
-            return KeptInput(x.clone(), config, valid)  # the layer lets x go, so it may change before backward
+            return KeptInput(x.clone(), config, valid)  # the layer does not hold x, so x may change before backward
         return Trace.of(x, config, self._generator(x.device), valid)
 
     def _generator(self, device: torch.device) -> torch.Generator:
-        """Return the monitor's own generator, so that watching leaves the random numbers of the training alone."""
+        """Return the monitor's own generator, so that it does not change the random numbers of training."""
         if device not in self._generators:
             self._generators[device] = torch.Generator(device=device)
             self._generators[device].manual_seed(torch.initial_seed() ^ _OWN_STREAM)
@@ -194,7 +194,7 @@ class NoiseMonitor:
 
     @torch.no_grad()
     def _count(self, step: int, name: str, trace: Trace | KeptInput, grad_weight: Tensor, grad_out: Tensor) -> None:
-        """After the backward of a call, add what it measures to its step."""
+        """After the backward of a call, add its numbers to those of the step."""
         if not self._handles:
             return
         sums = self._steps.setdefault(step, {}).setdefault(name, Sums())

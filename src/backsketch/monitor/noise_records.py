@@ -1,4 +1,4 @@
-"""Running sums of what the monitor sees, and the records and the table made of them."""
+"""Running sums of what the monitor measures, and the records and the table made from them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Sums:
 
 
 def settle(sums: Iterable[Sums]) -> None:
-    """Fetch what is waiting, with one wait a device, and add it up."""
+    """Fetch the waiting numbers, all of a device at once, and add them to the totals."""
     groups: dict[torch.device, list[tuple[Sums, RowBlocks, int, Tensor]]] = {}
     for total in sums:
         for blocks, rows, measured in total.waiting:
@@ -57,7 +57,7 @@ def settle(sums: Iterable[Sums]) -> None:
 
 
 def ratios(totals: Mapping[str, float]) -> dict[str, float]:
-    """Add what follows from totals: α, D²_sketch / D²_SGD, and both sides of the paper's Theorem 1."""
+    """Return the totals with their ratios: α, D²_sketch / D²_SGD, and both sides of the paper's Theorem 1."""
     alignment = _divide(totals["squared_gradient"], totals["energy"])
     return {
         **totals,
@@ -69,7 +69,7 @@ def ratios(totals: Mapping[str, float]) -> dict[str, float]:
 
 
 def with_variance(records: Sequence[Record]) -> Sequence[Record]:
-    """Return the records but for those of a single row, as a last batch may be, unless there are no others."""
+    """Return the records that have a variance, which a batch of one row has not; all if none has one."""
     return [record for record in records if not math.isnan(float(record["sgd_variance"]))] or records
 
 
@@ -80,7 +80,7 @@ def add_up(records: Sequence[Record]) -> dict[str, float]:
 
 
 def by_layer(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Return layer -> its records, in the order in which layers come up."""
+    """Return layer -> its records, layers in the order of their first record."""
     layers: dict[str, list[Record]] = {}
     for record in records:
         layers.setdefault(str(record["layer"]), []).append(record)

@@ -29,7 +29,7 @@ def alignment(x: Tensor, y: Tensor) -> Tensor:
 
 
 def sgd_variance(x: Tensor, y: Tensor) -> Tensor:
-    """Return D²_SGD = (B·C − g) / (B − 1) (Lemma 1): the noise of the exact gradient, because the batch is a sample."""
+    """Return D²_SGD = (B·C − g) / (B − 1) (Lemma 1): the noise that the exact gradient has as well."""
     x, y = _pair(x, y)
     if len(x) < 2:
         raise ValueError(f"x and y must have at least 2 rows to have a variance, got {len(x)}")
@@ -38,7 +38,7 @@ def sgd_variance(x: Tensor, y: Tensor) -> Tensor:
 
 
 def sketch_variance(x: Tensor, y: Tensor, config: SketchConfig, valid: Tensor | None = None) -> Tensor:
-    """Return D² = E‖Ĝ − XᵀY‖² of what ``config`` keeps of ``x``: of sketching, and of storing in few bits.
+    """Return D² = E‖Ĝ − XᵀY‖², the noise that ``config`` adds by sketching and by storing in few bits.
 
     Exact for every kind, blocked or not, centred or not, and with padded rows left out (``valid``, one bool a row).
     With ``bits``, exact for ``rows`` and wherever all rows are kept; where rows are mixed first, what rounding adds has
@@ -73,7 +73,7 @@ def paper_ratio(x: Tensor, y: Tensor, dim: int) -> Tensor:
 
 
 def paper_bound(x: Tensor, y: Tensor) -> Tensor:
-    """Return (α + 1) / α, the right side of Theorem 1. The theorem is false: ``paper_ratio`` can be above."""
+    """Return (α + 1) / α, the right side of Theorem 1. The theorem is false: ``paper_ratio`` can exceed it."""
     share = alignment(x, y)
     return (share + 1) / share
 

@@ -1,4 +1,4 @@
-"""EffectiveInput: what of an input is sketched, with padded rows left out or zero and the mean row taken off."""
+"""EffectiveInput: an input as it is sketched, with padded rows left out or zero and the mean row subtracted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..sketches import SKETCHES
 
 @dataclass(frozen=True, slots=True)
 class EffectiveInput:
-    """x as it is sketched, the config for that many rows, the mean taken off, and which rows of Y belong to it."""
+    """x as it is sketched, a config for its number of rows, the mean subtracted, and which rows of X it has."""
 
     x: Tensor
     config: SketchConfig
@@ -22,7 +22,7 @@ class EffectiveInput:
 
     @classmethod
     def of(cls, x: Tensor, config: SketchConfig, valid: Tensor | None = None) -> EffectiveInput:
-        """Look at x, (rows, features): ``rows`` draws among valid rows only, other kinds take a padded row as zero."""
+        """Prepare x, (rows, features): ``rows`` draws among valid rows only, other kinds set padded rows to zero."""
         if config.keeps_input(len(x)) or not len(x):
             return cls(x, config, None, None)
         dim = config.dim_for(len(x))

@@ -1,4 +1,4 @@
-"""The variance that each kind of sketch adds to ∂W: coefficients from shapes alone, times moments of X and Y."""
+"""The variance that a sketch adds to ∂W: moments of X and Y, times coefficients that depend on shapes alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..sketches.law import IDENTITY, NO_NOISE, Law, RowBlocks, fixed_places, ref
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What the moments need of X or of Y: ‖x_i‖² of each row, and features F of it with E[F Fᵀ] = X Xᵀ, or X itself."""
+    """What the moments need of X (or Y): ‖x_i‖² of each row i, and X itself or a random F with E[F Fᵀ] = X Xᵀ."""
 
     norms: Tensor
     features: Tensor

@@ -1,4 +1,4 @@
-"""Into which independent blocks a config splits the rows of an input."""
+"""How a config splits the rows of an input into independent blocks."""
 
 from __future__ import annotations
 

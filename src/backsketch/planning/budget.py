@@ -31,7 +31,7 @@ def as_budget(budget: object) -> int | float:
 
 
 def _parse(text: str) -> int | float | None:
-    """Read "20%" as a share and "1.5 GB" as bytes, in any case; a number alone could be either, and is neither."""
+    """Read "20%" as a share and "1.5 GB" as bytes, in upper or lower case; a bare number is ambiguous: None."""
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(%|[a-z]+)\s*", text.lower(), re.ASCII)
     if match is None:
         return None

@@ -25,9 +25,9 @@ Bits = int | None
 
 @dataclass(frozen=True, slots=True)
 class CallNoise:
-    """The noise of one call of a layer: D² = sketching · (B/k − 1) + rounding · B/k, for rounding to some bits.
+    """The noise of one call of a layer: D² = sketching · (B/k − 1) + rounding[bits] · B/k.
 
-    Independent entries have B/k in place of B/k − 1. Where padded rows are left out, B counts the others.
+    For kinds with independent entries, B/k stands in place of B/k − 1. B does not count padded rows that are left out.
     """
 
     rows: int
@@ -57,7 +57,7 @@ def added_noise(
         forward().backward()  # type: ignore[no-untyped-call]
     for name, calls in noise.items():
         if not all(math.isfinite(value) for call in calls for value in (call.sketching, *call.rounding.values())):
-            raise PlanError(f"the batch must give finite inputs and gradients, which layer {name} has not")
+            raise PlanError(f"the batch must give finite inputs and gradients; those of layer {name} are not finite")
     return noise
 
 
@@ -80,7 +80,7 @@ def _call_noise(x: Tensor, y: Tensor, valid: Tensor | None, config: SketchConfig
         x = x - x.mean(0)
     weights = y.square().sum(1)
     rounding = {each: 0.0 if each is None else float(weights @ rounding_variance(x, each)) for each in bits}
-    if valid is not None and not SKETCHES[config.kind].leaves_out_padding:  # they stay in their place, as zeros
+    if valid is not None and not SKETCHES[config.kind].leaves_out_padding:  # padded rows stay in place, as zeros
         x, y = (x.new_zeros(rows, part.shape[1]).index_put_((valid,), part) for part in (x, y))
     if len(x) < 2:
         return CallNoise(rows, len(x), 0.0, rounding)

@@ -10,12 +10,12 @@ from ..table import Table, change, readable, together
 
 
 class PlanError(ValueError):
-    """A model and a batch for which there is no such plan."""
+    """There is no plan for this model, batch and budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedLayers:
-    """Layers that share an input: the config they get (None: they stay exact), bytes today and then, noise then."""
+    """Layers that share an input, their planned config (None: exact), their bytes before and after, and the noise."""
 
     layers: tuple[str, ...]
     config: SketchConfig | None
@@ -31,7 +31,7 @@ class Plan(Mapping[str, SketchConfig | None]):
     Attributes:
         configs: the mapping itself; parts: the same by sets of layers that share an input.
         budget: bytes that linear inputs may keep.
-        kept_before, kept_after: all bytes kept for backward, parameters apart.
+        kept_before, kept_after: all bytes kept for backward, without parameters.
     """
 
     configs: Mapping[str, SketchConfig | None]
@@ -42,7 +42,7 @@ class Plan(Mapping[str, SketchConfig | None]):
 
     @property
     def bytes_before(self) -> int:
-        """Return what linear inputs keep today, those apart that someone else holds anyway."""
+        """Return what linear inputs keep today, without those that another operation holds anyway."""
         return sum(part.bytes_before for part in self.parts)
 
     @property

@@ -37,22 +37,22 @@ def plan(
     loss: Loss | None = None,
     **kwargs: Any,
 ) -> Plan:
-    """Choose a ratio and bits for every linear layer such that their inputs fit ``budget`` and add the least noise.
+    """Choose a ratio and bits for every linear layer so that what they keep fits ``budget`` and adds the least noise.
 
     One forward and one backward pass of the exact model measure the noise; the model is left exactly as it was.
-    Layers that read one input get one config. Layers whose input is held by someone else anyway stay exact, and so do
-    those that ``sketch_`` would leave exact of itself.
+    Layers that read one input get one config. Layers whose input another operation holds anyway stay exact, and so do
+    those that ``sketch_`` would leave exact.
 
     Args:
         model: in train() or eval(); a model in eval() is measured in train().
         *args, **kwargs: one batch, passed to the model.
         budget: what the inputs of linear layers may keep for backward: a share of what they keep today ("50%" or 0.5),
-            or bytes (an int, or "500 MB", "2GiB"). Inputs that someone else holds anyway are no part of it, on either
-            side.
-        config: the kind of sketch, and whether it keeps the mean; its ratio is planned. By default
-            ``rows``.
-        bits: how rows may be stored, as in ``SketchConfig.bits``. By default what ``config`` says if it
-            says so, else every way for ``rows``, and as they are for other kinds, whose rounding only a draw can tell.
+            or bytes (an int, or "500 MB", "2GiB"). Inputs that another operation holds anyway count neither in
+            the budget nor in what is kept today.
+        config: the kind of sketch, and whether to keep the mean; the plan chooses the ratio. By default ``rows``.
+        bits: the values of ``SketchConfig.bits`` that the plan may choose from. By default the value in ``config`` if
+            it has one, else all of them for ``rows``, and only None for kinds that mix rows: the noise of their
+            rounding has no closed form.
         where: called with a layer's name and the layer; False leaves it exact, and its input out of the budget.
         loss: takes the output, returns a scalar. By default ``output.loss``, or the mean of the first output.
     """
@@ -101,7 +101,7 @@ def _points(
     configs: Sequence[SketchConfig],
     noise: Mapping[str, Sequence[CallNoise]],
 ) -> Iterator[Point[SketchConfig | None]]:
-    """Yield what the layers of ``part`` can be: exact, or sketched with every config with which that saves bytes.
+    """Yield the choices for the layers of ``part``: exact, or sketched with any config that saves bytes.
 
     Configs for which one of the layers is too narrow are left out, as ``sketch_`` would refuse them.
     """
@@ -117,7 +117,7 @@ def _points(
 
 
 def check_bits(bits: Collection[int | None] | None, config: SketchConfig) -> Collection[int | None]:
-    """Return the ways to store rows that may be planned: those given, or else those that ``config`` leaves open."""
+    """Return the values of ``bits`` that a plan may choose from: those given, or else those that ``config`` allows."""
     if bits is None:
         bits = (config.bits,) if SKETCHES[config.kind].mixes_rows or config.bits is not None else ALL_BITS
     if not isinstance(bits, Collection) or not bits or any(each not in ALL_BITS for each in bits):

@@ -11,7 +11,7 @@ Choice = TypeVar("Choice")
 
 @dataclass(frozen=True, slots=True)
 class Point(Generic[Choice]):
-    """A choice with its price and its noise."""
+    """A choice, the bytes it costs and the noise it has."""
 
     choice: Choice
     bytes: int
@@ -19,10 +19,10 @@ class Point(Generic[Choice]):
 
 
 def spend(items: Sequence[Sequence[Point[Choice]]], budget: int) -> list[Point[Choice]]:
-    """Choose one point of every item, at most ``budget`` bytes together, with the least noise to one step's precision.
+    """Choose one point of each item so that all cost at most ``budget`` bytes and have nearly the least noise.
 
-    Every item starts at its cheapest point. Steps along the hulls are then taken in the order of the noise they remove
-    per byte, which is optimal until the first step that does not fit; smaller ones fill what is left.
+    Every item starts at its cheapest point and moves along its hull. The step that removes most noise per byte comes
+    first. This is optimal until a step no longer fits; smaller steps then spend what is left.
     """
     hulls = [lower_hull(points) for points in items]
     position = [0] * len(hulls)
@@ -43,7 +43,7 @@ def spend(items: Sequence[Sequence[Point[Choice]]], budget: int) -> list[Point[C
 
 
 def lower_hull(points: Sequence[Point[Choice]]) -> list[Point[Choice]]:
-    """Return the points below which no mixture of two others lies, by rising bytes and falling noise."""
+    """Return the points on the lower convex hull, by rising bytes and falling noise."""
     hull: list[Point[Choice]] = []
     for point in sorted(points, key=lambda point: (point.bytes, point.noise)):
         if hull and point.noise >= hull[-1].noise:

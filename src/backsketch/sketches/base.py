@@ -26,7 +26,7 @@ class Sketch(ABC):
     seed: int
 
     mixes_rows: ClassVar[bool] = True  # a kept row is a mixture of rows, not one of them
-    leaves_out_padding: ClassVar[bool] = False  # padded rows have no place in it; elsewhere they are rows of zeros
+    leaves_out_padding: ClassVar[bool] = False  # it never picks padded rows; other kinds take them as rows of zeros
 
     @property
     def gain(self) -> float | Tensor:
@@ -42,13 +42,13 @@ class Sketch(ABC):
         return self.compress(x) * self.gain**0.5
 
     def among(self, valid: Tensor) -> Sketch:
-        """Return the sketch to use where only some rows count: (rows,) bool. By default they are zeros in this one."""
+        """Return the sketch to use where only ``valid`` rows count: (rows,) bool. By default others are zero in it."""
         return self
 
     @classmethod
     @abstractmethod
     def law(cls, blocks: RowBlocks, dim: int) -> Law:
-        """Return D² of one block with ``dim`` outputs, as coefficients of the moments of X and Y."""
+        """Return the formula for D² of one block with ``dim`` outputs: coefficients of the moments of X and Y."""
 
     @classmethod
     def mirrors(cls, height: int) -> tuple[Mirror, ...]:
@@ -57,7 +57,7 @@ class Sketch(ABC):
 
     @classmethod
     def noise_growth(cls, rows: int, dim: int) -> float:
-        """Return what D² is proportional to when only the size changes, for a dim below rows."""
+        """Return the factor of D² that depends on the size of the sketch, for a dim below rows."""
         return rows / dim - 1
 
     @classmethod
@@ -106,7 +106,7 @@ class Whole(_Free):
 
 
 class Shapes(_Free):
-    """S on the meta device, where nothing can be drawn: the sizes of what any kind returns."""
+    """Any kind on the meta device, where nothing can be drawn: it returns tensors of the right shape."""
 
     __slots__ = ()
 
@@ -121,7 +121,7 @@ class BlockKind(Sketch):
 
     @classmethod
     def block_height(cls, rows: int) -> int:
-        """Return the height at which a block of ``rows`` rows is drawn; the rows above are taken as zero."""
+        """Return the height at which a block of ``rows`` rows is drawn; rows that it does not have count as zero."""
         return rows
 
     @classmethod

@@ -19,7 +19,7 @@ class Fourier(OrthonormalSketch):
     @classmethod
     def mirrors(cls, height: int) -> tuple[Mirror, ...]:
         if height <= 2:
-            return ()  # of this size it is the Hadamard transform
+            return ()  # at this size it is the Hadamard transform
         if height % 2:
             return IDENTITY, (-1, 0)
         return IDENTITY, (1, height // 2), (-1, 0), (-1, height // 2)

@@ -13,7 +13,7 @@ RADIX = 32  # one small GEMM does five butterfly levels at once
 
 
 class Hadamard(OrthonormalSketch):
-    """S from the Walsh–Hadamard transform of the next power of two; the rows above ``rows`` are zero."""
+    """S from the Walsh–Hadamard transform of the next power of two; the rows beyond ``rows`` are zero."""
 
     __slots__ = ()
 

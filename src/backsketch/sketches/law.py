@@ -1,4 +1,4 @@
-"""Law: what the noise of a kind of sketch depends on, besides the data: coefficients, and how rows are split."""
+"""Law: the formula for the variance D² that a kind of sketch adds, and how a sketch splits rows into blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDENTITY: Mirror = (1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """D² of one block = energy · P + coincidence · C + product · g + mirrored · M; see noise/moments.py."""
+    """D² of one block = energy · P + coincidence · C + product · g + mirrored · M; noise/moments.py defines them."""
 
     energy: float
     coincidence: float
@@ -45,12 +45,12 @@ class RowBlocks:
 
     @property
     def dims(self) -> list[int]:
-        """List B_proj of each block; the first blocks take what does not divide."""
+        """List the outputs (B_proj) of each block; if they do not divide evenly, the first blocks have one more."""
         dim, larger = divmod(self.dim, self.count)
         return [dim + 1] * larger + [dim] * (self.count - larger)
 
     def split(self, x: Tensor) -> Tensor:
-        """Put rows at their places, with zeros at the places left: (rows, ...) -> (places, count, ...)."""
+        """Put rows at their places, and zeros at empty places: (rows, ...) -> (places, count, ...)."""
         if missing := -self.rows % self.count:
             x = F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing))
         return x.reshape(-1, self.count, *x.shape[1:])

@@ -62,7 +62,7 @@ class Rows(Sketch):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValidRows(Rows):
-    """Rows that picks only among the valid ones; what is left over of ``dim`` is filled with zero rows.
+    """Rows that picks among valid rows only; if they are fewer than ``dim``, the rest are zero rows.
 
     E[S Sᵀ] is the identity on the valid rows and zero on the others. How many are valid is read on the device.
     """
