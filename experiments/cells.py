@@ -1,4 +1,4 @@
-"""What a cell says of a run: its sketch, and the settings of a fine-tuning."""
+"""Read a cell of a grid: its sketch, and the settings of its fine-tuning."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config_of(values: Mapping[str, Any]) -> SketchConfig | None:
 
 
 def said(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a cell of a fine-tuning says of its settings, in the form that a record has them."""
+    """Return the settings that a cell of a fine-tuning fixes, in the form in which a record has them."""
     config = config_of(values)
     return {
         **{name: values[name] for name in _SETTINGS if name in values},

@@ -31,7 +31,7 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a cell finds its models and data, and keeps what it has not finished."""
+    """The folders of models and of data, and the folder for unfinished runs."""
 
     weights: Path
     data: Path
@@ -40,12 +40,12 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What a cell is measured by.
+    """A way to measure a cell.
 
     Attributes:
-        check: raises ValueError where a cell has a wrong or missing value, or its model or data are not there.
+        check: raises ValueError if a cell has a wrong or missing value, or if its model or data are missing.
         run: measures and returns the record.
-        said: what a cell says of its record's settings.
+        said: the settings of its record that a cell fixes.
     """
 
     check: Callable[[Values, Places], None]
@@ -53,7 +53,7 @@ class Measure:
     said: Callable[[Values], dict[str, Any]] = dict
 
     def differing(self, values: Values, record: Mapping[str, Any]) -> list[str]:
-        """List what a cell says otherwise than its record, which was then made from another cell."""
+        """List the settings in which a record differs from its cell; it was then made from another cell."""
         return _differing(json.loads(json.dumps(self.said(values))), record["settings"])
 
 
@@ -64,7 +64,7 @@ def check_finetune(values: Values, places: Places) -> None:
 
 
 def run_finetune(values: Values, places: Places) -> dict[str, Any]:
-    """Fine-tune with progress; what is stopped continues next time, unless the grid says something else by then."""
+    """Fine-tune with progress; a stopped run continues next time, unless the grid has changed by then."""
     settings = settings_of(values, places.weights, places.data)
     return tuning.finetune(settings, places.work / settings.slug(), progress=True)
 

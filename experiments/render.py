@@ -16,9 +16,9 @@ from rich.console import Console
 
 
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(ARTEFACTS)}; all by default.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(ARTEFACTS)}. Default: all.")] = None,
     records: Annotated[Path, typer.Option(help="Where the records are.")] = RECORDS,
-    out: Annotated[Path, typer.Option(help="Where pages and pictures go.")] = HERE / "rendered",
+    out: Annotated[Path, typer.Option(help="Directory for pages and pictures.")] = HERE / "rendered",
 ) -> None:
     """Write a page for each, and a picture where it has one."""
     if unknown := [name for name in names or () if name not in ARTEFACTS]:
@@ -30,7 +30,7 @@ def main(
 
 
 def write(artefact: Artefact, records: Path, out: Path) -> list[Path]:
-    """Render one artefact and return what was written; nothing without records."""
+    """Render one artefact and return the files written; none if it has no records."""
     found = artefact.records(records)
     if not found:
         Console(stderr=True).print(f"{artefact.name}: no records of {', '.join(artefact.grids)} yet")

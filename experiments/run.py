@@ -3,8 +3,8 @@
     python experiments/run.py experiments/grids/glue.toml --weights DIR --data DIR
     python experiments/run.py experiments/grids/glue.toml --only '*cola*' ...
 
-Each finished cell is one JSON record. A run that is stopped goes on where it was: finished cells are not repeated, and
-an unfinished fine-tuning continues from its last checkpoint.
+Each finished cell is one JSON record. A run that was stopped continues where it was: finished cells are not repeated,
+and an unfinished fine-tuning continues from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(
     data: Annotated[Path, typer.Option(help="Directory of GLUE's files (DIR/CoLA/train.tsv, ...).")],
     only: Annotated[list[str] | None, typer.Option(help="Globs over the names of cells.")] = None,
     records: Annotated[Path, typer.Option(help="Where records go.")] = HERE / "records",
-    work: Annotated[Path, typer.Option(help="Where unfinished runs live.")] = Path("runs/experiments"),
+    work: Annotated[Path, typer.Option(help="Directory for unfinished runs.")] = Path("runs/experiments"),
     list_only: Annotated[bool, typer.Option("--list", help="Only list the cells.")] = False,
 ) -> None:
     """Run what is missing."""
@@ -73,7 +73,7 @@ def chosen_cells(grids: list[Path], only: list[str] | None) -> list[Cell]:
 
 
 def check_records(cells: list[Cell], records: Path) -> None:
-    """Refuse records that were made with other settings than their cells now have: a page would mix both."""
+    """Raise if a record was made with other settings than its cell has now: a page would mix both."""
     for cell in cells:
         path = records / f"{cell.name}.json"
         if not path.is_file():
@@ -85,7 +85,7 @@ def check_records(cells: list[Cell], records: Path) -> None:
 
 
 def check_cells(cells: list[Cell], places: Places) -> None:
-    """Find a mistake in any cell, and what it would miss, before anything runs."""
+    """Find mistakes and missing files of any cell, before anything runs."""
     for name, folder in (("weights", places.weights), ("data", places.data)):
         if not folder.is_dir():
             raise typer.BadParameter(f"{name} must be a directory, got {str(folder)!r}")
@@ -97,9 +97,9 @@ def check_cells(cells: list[Cell], places: Places) -> None:
 
 
 def measure(cell: Cell, places: Places, path: Path) -> None:
-    """Write the record with the cell's labels, by which it is found again; then nothing unfinished is left of it.
+    """Run a cell, write its record with the cell's labels, and remove its unfinished run.
 
-    Raises filelock.Timeout where another process is at it.
+    Raises filelock.Timeout if another process is running the cell.
     """
     lock = places.work.with_name(places.work.name + ".lock")
     lock.parent.mkdir(parents=True, exist_ok=True)

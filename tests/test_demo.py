@@ -17,7 +17,7 @@ from backsketch.cli import main
 from backsketch.programs.demo import run as demo_run
 from backsketch.programs.demo import scale as demo_scale
 from backsketch.programs.demo.contenders import CONTENDERS
-from backsketch.programs.demo.measuring import measure_memory, see
+from backsketch.programs.demo.measuring import measure_memory, profile_exact
 from backsketch.programs.demo.model import ByteModel, Size, next_byte_loss
 from backsketch.programs.demo.outcome import _promises, outcome
 from backsketch.programs.demo.scale import FULL, QUICK, Scale
@@ -112,7 +112,7 @@ def test_a_seed_gives_the_same_run_again_and_another_seed_another(text, results)
 def test_the_promised_bytes_hold_for_the_shapes_of_the_demo(scale):
     """On fewer rows: shares do not depend on them."""
     model, batch = ByteModel(scale.size), torch.randint(0, 256, (2, scale.size.length + 1))
-    seen = see(model, batch)
+    seen = profile_exact(model, batch)
     memory = {each.key: measure_memory(each, model, batch, seen) for each in CONTENDERS}
     assert memory["recommended"].linear <= 0.15 * memory["exact"].linear
     assert memory["recommended"].kept <= 0.75 * memory["exact"].kept
@@ -122,7 +122,7 @@ def test_the_promised_bytes_hold_for_the_shapes_of_the_demo(scale):
 
 def test_kept_bytes_are_those_that_autograd_saves():
     model, batch = ByteModel(TINY.size), torch.randint(0, 256, (TINY.batch, TINY.size.length + 1))
-    seen = see(model, batch)
+    seen = profile_exact(model, batch)
     for contender in CONTENDERS[:4]:
         kept = measure_memory(contender, model, batch, seen).kept
         own = ByteModel(TINY.size)

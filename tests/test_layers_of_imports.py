@@ -1,4 +1,4 @@
-"""Imports run one way: a room imports those below it, the library imports no program, and no module is hidden."""
+"""Imports run one way: a part of the package imports only earlier parts, and the library imports no program."""
 
 import ast
 from pathlib import Path
@@ -9,8 +9,8 @@ import backsketch
 
 SOURCE = Path(backsketch.__file__).parent
 
-# From the ground up: a room may import what stands before it, and itself.
-ROOMS = [
+# The parts of the package (folders and single files) in order. A part may import itself and the parts before it.
+ORDER = [
     {"torch_private"},
     {"numerics", "seeds", "table", "tensor_storages"},
     {"sketches"},
@@ -29,16 +29,16 @@ ROOMS = [
     {"cli"},
     {"__main__"},
 ]
-FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
+RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
 PROGRAMS = {"programs", "cli", "__main__"}
 
 
-def room_of(path):
+def part_of(path):
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def imported_rooms(path, code):
-    """Return the rooms that a file imports when it runs: not those for type checking alone."""
+def imported_parts(path, code):
+    """Return the parts that a file imports at run time; imports for type checking alone do not count."""
     package = ("backsketch", *path.relative_to(SOURCE).parent.parts)
     found = set()
     for node in _run(ast.parse(code)):
@@ -51,7 +51,7 @@ def imported_rooms(path, code):
         else:
             continue
         found |= {target[1] for target in targets if target[0] == "backsketch" and len(target) > 1}
-    return {room for room in found if room in FLOOR}
+    return {part for part in found if part in RANK}
 
 
 def _run(node):
@@ -65,30 +65,30 @@ def _run(node):
 FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
 
 
-def test_every_room_is_known():
-    assert {room_of(path) for path in FILES} == set(FLOOR)
+def test_every_part_is_in_the_order():
+    assert {part_of(path) for path in FILES} == set(RANK)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
-def test_a_room_imports_only_what_is_below_it(path):
-    own = room_of(path)
-    above = {room for room in imported_rooms(path, path.read_text()) - {own} if FLOOR[room] >= FLOOR[own]}
-    assert not above, f"{own} imports {above}, which stand above or beside it"
+def test_a_part_imports_only_earlier_parts(path):
+    own = part_of(path)
+    later = {part for part in imported_parts(path, path.read_text()) - {own} if RANK[part] >= RANK[own]}
+    assert not later, f"{own} imports {later}, which do not come before it"
 
 
 def test_the_public_names_need_no_program():
-    rooms = imported_rooms(SOURCE / "__init__.py", (SOURCE / "__init__.py").read_text())
-    assert rooms
-    assert not rooms & PROGRAMS
+    parts = imported_parts(SOURCE / "__init__.py", (SOURCE / "__init__.py").read_text())
+    assert parts
+    assert not parts & PROGRAMS
 
 
 def test_the_check_can_fail():
     path = SOURCE / "linear" / "algorithm.py"
-    assert imported_rooms(path, "from ..memory.peak import peak_memory") == {"memory"}
-    assert imported_rooms(path, "def f():\n    from ..programs import demo") == {"programs"}
-    assert imported_rooms(path, "from .. import noise") == {"noise"}
-    assert imported_rooms(path, "import backsketch.cli") == {"cli"}
-    assert imported_rooms(path, "if TYPE_CHECKING:\n    from ..memory.peak import peak_memory") == set()
+    assert imported_parts(path, "from ..memory.peak import peak_memory") == {"memory"}
+    assert imported_parts(path, "def f():\n    from ..programs import demo") == {"programs"}
+    assert imported_parts(path, "from .. import noise") == {"noise"}
+    assert imported_parts(path, "import backsketch.cli") == {"cli"}
+    assert imported_parts(path, "if TYPE_CHECKING:\n    from ..memory.peak import peak_memory") == set()
 
 
 @pytest.mark.parametrize("package", list(SOURCE.rglob("__init__.py")), ids=lambda path: path.parent.name)

@@ -1,1 +1,1 @@
-"""The benchmarks: speed beside what users pick instead, and the frontier of bytes against noise on real activations."""
+"""The benchmarks: speed, compared with the alternatives, and bytes against noise on real activations."""

@@ -16,7 +16,7 @@ Batch = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activation:
-    """What one linear layer met: its input x, y = ∂L/∂X̂, and which rows are tokens, not padding.
+    """The tensors of one linear layer: its input x, y = ∂L/∂X̂, and which rows are tokens, not padding.
 
     ``valid`` is None for a layer that does not see every token, such as a pooler or a classifier.
     """
@@ -40,17 +40,17 @@ class Subject:
 
 
 def collect(subject: Subject, draws: int = 9) -> list[Activation]:
-    """Run one forward and one backward and return what every linear layer met, in the order of their calls.
+    """Run one forward and one backward and return the tensors of every linear layer, in the order of their calls.
 
-    The batch is the one with the median padding of ``draws``, because single batches differ much in it.
+    The batch is the one with the median padding of ``draws``, because single batches differ a lot in it.
     """
-    seen: list[tuple[str, Tensor, list[Tensor]]] = []
+    calls: list[tuple[str, Tensor, list[Tensor]]] = []
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
             gradients: list[Tensor] = []
             output.register_hook(lambda gradient: gradients.append(gradient.detach().clone()))
-            seen.append((name, args[0].detach().clone(), gradients))
+            calls.append((name, args[0].detach().clone(), gradients))
 
         return hook
 
@@ -67,7 +67,7 @@ def collect(subject: Subject, draws: int = 9) -> list[Activation]:
     mask = batch["attention_mask"]
     return [
         Activation(name, x, gradients[0], mask.bool() if x.shape[:-1] == mask.shape else None)
-        for name, x, gradients in seen
+        for name, x, gradients in calls
         if gradients
     ]
 

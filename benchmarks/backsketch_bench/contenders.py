@@ -1,4 +1,4 @@
-"""What is compared: exact training, the paper's method, what users pick instead, and ours. Each converts a model."""
+"""What is compared: exact training, the paper's method, its alternatives, and ours. Each converts a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Convert = Callable[[nn.Module], object]
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to train: what it does to the model and how that is undone, and the context its forward pass runs in."""
+    """One way to train: how to convert a model and convert it back, and the context of its forward pass."""
 
     family: str
     ratio: float

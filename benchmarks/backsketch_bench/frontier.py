@@ -56,8 +56,8 @@ def table(points: Sequence[Point]) -> Table:
     )
     notes = (
         "bytes: kept, as a share of the linear layers' fp32 inputs",
-        "noise: added to the weight gradient, in the batch's own; mean, least and most",
-        "time: of a step of the largest layer, in that of nn.Linear",
+        "noise: added to the weight gradient, relative to the batch's own; mean, least, most",
+        "time: of a step of the largest layer, relative to nn.Linear",
     )
     return Table(titles, tuple(rows), notes, numeric=frozenset(range(1, len(titles))))
 

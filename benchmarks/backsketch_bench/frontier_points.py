@@ -24,7 +24,7 @@ from .timing import best_times
 class Point:
     """One setting, measured; ``noise`` is D² / D²_SGD averaged over layers, ``least`` and ``most`` its range.
 
-    ``time`` is the time of a layer's step, forward and backward, in that of nn.Linear; None where it was not taken.
+    ``time`` is the time of a layer's step, forward and backward, relative to nn.Linear; None if not measured.
     """
 
     choice: Choice
@@ -70,7 +70,7 @@ def kept_share(layers: Sequence[Activation], choice: Choice) -> float:
 
 
 def step_times(layers: Sequence[Activation], choices: Sequence[Choice], *, rounds: int) -> dict[str, float]:
-    """Return how long a step of the model's largest layer takes with each choice, in that of nn.Linear."""
+    """Return the step time of the model's largest layer with each choice, relative to nn.Linear."""
     layer = main_layer(layers)
     steps = {str(choice): _step(layer, choice) for choice in choices}
     best = best_times({"exact": _step(layer, None), **steps}, rounds=rounds, title="step time")

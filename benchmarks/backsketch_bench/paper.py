@@ -1,6 +1,6 @@
 """The paper's method as published: Algorithm 1 with one dense Gaussian S (B × B_proj), drawn again in backward.
 
-The line to beat, kept apart from the library: no blocks, no slabs, no sharing.
+It is the baseline, and not part of the library: no blocks, no slabs, no sharing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Progress on stderr, and only where someone looks: stdout is for results."""
+"""Progress on stderr, and only on a terminal: stdout is for results."""
 
 from __future__ import annotations
 

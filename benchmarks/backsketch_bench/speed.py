@@ -1,7 +1,7 @@
-"""How fast a training step is beside nn.Linear, the paper's method, checkpointing, offloading and int8 storage.
+"""The speed of a training step, beside nn.Linear, the paper's method, checkpointing, offloading and int8 storage.
 
-Every figure is a ratio of times taken in one process, interleaved, the best of several rounds. Finished parts are kept
-in the record and not measured again until that is asked for.
+Every figure is a ratio of times taken in one process, interleaved, the best of several rounds. Finished parts stay
+in the record and are measured again only on request.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def layers(quick: bool) -> list[dict[str, Any]]:
 
 
 def encoder(quick: bool) -> list[dict[str, Any]]:
-    """Time a whole encoder without dropout, beside everything users pick instead."""
+    """Time a whole encoder without dropout, and all alternatives."""
     return _encoder(encoder_contenders(), 0.0, quick)
 
 
@@ -119,7 +119,7 @@ def growth(quick: bool) -> list[dict[str, Any]]:
 
 
 def transient(quick: bool) -> list[dict[str, Any]]:
-    """Compare the peak of a layer's step with nn.Linear's, the input being held by someone else in both."""
+    """Compare the peak of a layer's step with nn.Linear's, where the caller holds the input in both cases."""
     rows = 4096 if quick else 65536
     x, y = torch.randn(rows, 768, requires_grad=True), torch.randn(rows, 768)
     layer = nn.Linear(768, 768)
@@ -173,7 +173,7 @@ def run(
 
     Args:
         fresh: measure all of the parts again.
-        show: called with the record and a part's name as soon as it is there.
+        show: called with the record and a part's name as soon as the part is measured.
     """
     settings = {
         "quick": quick,

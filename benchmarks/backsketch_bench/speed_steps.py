@@ -62,7 +62,7 @@ def model_step(way: Contender, model: nn.Module, inputs: Mapping[str, Tensor]) -
         with way.context():
             loss = model(**inputs).loss
         loss.backward()
-        model.zero_grad(set_to_none=True)  # all ways share the model, and none shall meet another's gradients
+        model.zero_grad(set_to_none=True)  # all ways share the model, and must not see gradients of another way
 
     return step
 

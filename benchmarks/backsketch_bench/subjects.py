@@ -1,4 +1,4 @@
-"""The model that is measured on: an encoder of the user's, fine-tuned on labelled text, or the byte model."""
+"""The model to measure: an encoder of the user, fine-tuned on labelled text, or the byte model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def find_subject(
         model: a directory of a pretrained encoder for transformers; None is the byte model, which needs no data.
         data: a tab-separated file without quoting, as GLUE has.
         columns: of the label and of one or two texts, by name, or by number if the file has no header.
-        steps: of training before anything is measured.
+        steps: training steps before anything is measured.
         quick: few steps, and a smaller byte model.
     """
     torch.manual_seed(seed)

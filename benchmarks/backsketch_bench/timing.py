@@ -24,9 +24,9 @@ def best_times(
 def all_times(
     steps: Mapping[str, Step], *, rounds: int, title: str, repeat: int = 1, prepare: Mapping[str, Setup] | None = None
 ) -> dict[str, list[float]]:
-    """Return name -> seconds in each round; every round runs each step once, so that all meet the same machine.
+    """Return name -> seconds in each round. Every round runs each step once, so that all run under the same load.
 
-    ``prepare`` gives, by name, what a step needs around it, such as a model converted; it is not timed.
+    ``prepare`` maps a name to a context for its step, such as a converted model; it is not timed.
     """
     setups = {name: nullcontext if prepare is None else prepare[name] for name in steps}
     times: dict[str, list[float]] = {name: [] for name in steps}

@@ -1,4 +1,4 @@
-"""Artefact: one table or figure, and what its parts are made with."""
+"""Artefact: one table or figure, and helpers to make its parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Artefact:
         name: of its command and its files.
         title: what it shows, and where in the paper.
         grids: the grids it reads.
-        only: tells by its labels whether a cell of them is needed.
+        only: tells from the labels of a cell whether the artefact needs it.
         render: text of a page without its title, and the figure, from the records of all its grids.
     """
 

@@ -17,7 +17,7 @@ import torch
 
 
 def make_record(*, settings: dict[str, Any], results: Any, packages: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the record; ``packages`` are those whose versions it names beside torch's."""
+    """Return the record, with the versions of torch and of ``packages``."""
     from .. import __version__
 
     return {
@@ -43,7 +43,7 @@ def write_record(path: Path, *, settings: dict[str, Any], results: Any, packages
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a file such that no one ever finds half of it."""
+    """Write a JSON file at once, so that no reader finds half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
@@ -57,7 +57,7 @@ def finite(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Return the commit of this checkout, marked when its code differs from it; unknown for an installed copy."""
+    """Return the commit of this checkout, with ``-dirty`` if its code differs; "unknown" for an installed copy."""
     here = Path(__file__)
     if _git("ls-files", "--error-unmatch", here.name) is None:  # a repository that only contains the environment
         return "unknown"
@@ -86,7 +86,7 @@ def _version(package: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """Return what git says of this directory, or None if it fails or is not there."""
+    """Return the output of a git command in this directory, or None if it fails."""
     command = ["git", *arguments]
     try:
         run = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
@@ -95,4 +95,4 @@ def _git(*arguments: str) -> str | None:
     return run.stdout.strip() if run.returncode == 0 else None
 
 
-LOADED = commit()  # of the code that runs: files may change before its record is written
+LOADED = commit()  # read at import: files may change before the record is written

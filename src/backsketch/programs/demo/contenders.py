@@ -23,10 +23,10 @@ class Contender:
     name: str
     config: SketchConfig | None = None
 
-    def convert(self, model: ByteModel, seen: Profile) -> None:
-        """Turn ``model`` to this way of training in place; layers that cannot pay, as ``seen``, stay exact."""
+    def convert(self, model: ByteModel, exact_profile: Profile) -> None:
+        """Make ``model`` train this way, in place; layers for which ``exact_profile`` finds no gain stay exact."""
         if self.config is not None:
-            sketch_(model, self.config, profile=seen)
+            sketch_(model, self.config, profile=exact_profile)
         elif self.key == CHECKPOINTING:
             for block in model.blocks:
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)

@@ -1,4 +1,4 @@
-"""The demo's picture, from its record alone: memory, speed, and the way down of the loss."""
+"""The demo's picture, from its record alone: memory, speed, and the validation loss."""
 
 from __future__ import annotations
 

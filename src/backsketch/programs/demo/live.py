@@ -1,4 +1,4 @@
-"""What is shown while the demo trains: on a terminal a table that moves, elsewhere a line now and then."""
+"""What the demo shows while it trains: on a terminal a live table, elsewhere a line now and then."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WIDTH = 30
 
 
 class View:
-    """Show how a race goes, on stderr; ``quiet`` shows nothing."""
+    """Show the progress of a race on stderr; ``quiet`` shows nothing."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._console = Console(stderr=True, quiet=quiet)
@@ -38,14 +38,14 @@ class View:
             self._live.__exit__(kind, error, trace)
 
     def say(self, text: str) -> None:
-        """Tell what is being done."""
+        """Say what the demo is doing."""
         if self._console.is_terminal:
             self._live.update(Text(f"{text} …"))
         else:
             self._console.print(text, highlight=False, soft_wrap=True)
 
     def show(self, race: Race) -> None:
-        """Show where all lanes are."""
+        """Show the state of all lanes."""
         if self._console.is_terminal:
             self._live.update(_picture(race))
         elif race.steps == 1 or race.steps % max(1, race.scale.steps // _LINES) == 0:
@@ -69,7 +69,7 @@ def _picture(race: Race) -> RenderableType:
 
 
 def _sparkline(lane: Lane, first: float, last: float) -> str:
-    """Draw the losses as bars from the first to the least, each the mean of equally many steps."""
+    """Draw the losses as bars of equally many steps each, scaled between the first and the lowest loss."""
     count = min(_WIDTH, len(lane.losses))
     edges = [round(part * len(lane.losses) / count) for part in range(count + 1)]
     means = [statistics.fmean(lane.losses[start:end]) for start, end in pairwise(edges)]

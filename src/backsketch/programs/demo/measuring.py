@@ -1,4 +1,4 @@
-"""What a step keeps, where it peaks, and how much noise its sketches add: measured, outside the timing."""
+"""Measure what a step keeps, its peak, and the noise that its sketches add, outside the timing."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Memory:
 
     Attributes:
         linear: what is kept for backward only because linear layers need their input: the inputs, or the sketches.
-        kept: all that is kept for backward, the model itself apart.
-        peak: the most that was there at once: weights, gradients, the optimizer's states, and what is kept.
+        kept: all that is kept for backward, without the model itself.
+        peak: the most in memory at once: weights, gradients, the optimizer's states, and what is kept.
     """
 
     linear: int
@@ -32,16 +32,16 @@ class Memory:
     peak: int
 
 
-def see(model: ByteModel, text: Tensor) -> Profile:
-    """Return who keeps what in an exact step; it answers for every config."""
+def profile_exact(model: ByteModel, text: Tensor) -> Profile:
+    """Profile a step of the exact model; the profile can evaluate every config."""
     inputs, targets = text[:, :-1], text[:, 1:].flatten()
     return profile(model, inputs, loss=lambda logits: torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets))
 
 
-def measure_memory(contender: Contender, model: ByteModel, text: Tensor, seen: Profile) -> Memory:
-    """Measure one step of ``model``, left as it was, once the optimizer has its states."""
+def measure_memory(contender: Contender, model: ByteModel, text: Tensor, exact_profile: Profile) -> Memory:
+    """Measure one step of a copy of ``model``, after a first step has made the optimizer's states."""
     model = copy.deepcopy(model)
-    contender.convert(model, seen)
+    contender.convert(model, exact_profile)
     optimizer = make_optimizer(model)
     next_byte_loss(model, text).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
@@ -52,11 +52,11 @@ def measure_memory(contender: Contender, model: ByteModel, text: Tensor, seen: P
         kept = peak.live - before - loss.nbytes
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return Memory(_linear_bytes(contender, model, text, seen), kept, peak.total)
+    return Memory(_linear_bytes(contender, model, text, exact_profile), kept, peak.total)
 
 
 def measure_noise(model: ByteModel, text: Tensor) -> float:
-    """Return D²_sketch / D²_SGD, the mean over layers, exactly, for the gradient of this batch."""
+    """Return the exact D²_sketch / D²_SGD for this batch, averaged over layers."""
     with NoiseMonitor(model, exact=True) as monitor:
         next_byte_loss(model, text).backward()  # type: ignore[no-untyped-call]
     model.zero_grad()
@@ -69,9 +69,9 @@ def make_optimizer(model: ByteModel) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
 
-def _linear_bytes(contender: Contender, model: ByteModel, text: Tensor, seen: Profile) -> int:
+def _linear_bytes(contender: Contender, model: ByteModel, text: Tensor, exact_profile: Profile) -> int:
     if contender.config is None:
-        return record_ledger(model, lambda: next_byte_loss(model, text)).released(seen.chosen)
-    chosen = dict.fromkeys(seen.chosen, contender.config)
-    unpaid = seen.unpaid(chosen)
-    return seen.ledger.sketches({name: config for name, config in chosen.items() if name not in unpaid})
+        return record_ledger(model, lambda: next_byte_loss(model, text)).released(exact_profile.chosen)
+    chosen = dict.fromkeys(exact_profile.chosen, contender.config)
+    unpaid = exact_profile.unpaid(chosen)
+    return exact_profile.ledger.sketches({name: config for name, config in chosen.items() if name not in unpaid})

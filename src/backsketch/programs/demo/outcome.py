@@ -1,4 +1,4 @@
-"""The outcome of a race as plain data, and how it stands beside what is promised."""
+"""The outcome of a race as plain data, and whether it meets what is promised."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_LINEAR, LEAST_SAVED, LEAST_SPEED, MOST_LOSS = 0.15, 0.25, 0.95, 0.01
 
 
 def outcome(race: Race) -> dict[str, Any]:
-    """Return what a race came to, finished or not."""
+    """Return the results of a race, finished or not."""
     contenders = {lane.contender.key: _entry(race, lane) for lane in race.lanes}
     return {
         "steps": race.steps,

@@ -1,4 +1,4 @@
-"""Run the demo: train, and write the record and the picture, of a run that was stopped too."""
+"""Run the demo: train, then write the record and the picture, even if the run was stopped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Written:
 
 
 def run(scale: Scale, *, out: Path, seed: int, quiet: bool = False) -> Written | None:
-    """Train all contenders and write what came out; None if it was stopped before the first step was done."""
+    """Train all contenders and write the results; None if stopped before the first step was done."""
     text = read_library()
     race = None
     try:

@@ -12,9 +12,9 @@ class Scale:
     """The model, its batches, and the steps of a run.
 
     Attributes:
-        steps: of every contender.
-        learning_rate: the largest; it rises over the first tenth of the steps and then falls in a line.
-        looks: how often all are validated, the end included.
+        steps: how many steps every contender trains.
+        learning_rate: the largest; the rate rises over the first tenth of the steps and then falls linearly.
+        looks: how often all contenders are validated, including at the end.
         validation_batches: how many batches each look takes.
         noise_looks: at how many of the looks, counted from the end, the noise is measured.
     """

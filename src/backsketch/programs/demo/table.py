@@ -8,12 +8,12 @@ from typing import Any
 from ...table import Table
 from .contenders import EXACT
 
-BUSY = 0.9  # of the time a quiet machine gives more than this to the demo
+BUSY = 0.9  # on a quiet machine, steps run for more than this share of the time
 TITLES = ("way to train", "linear MiB", "kept MiB", "peak MiB", "time", "noise", "loss")
 
 
 def result_table(results: Mapping[str, Any]) -> Table:
-    """Return one line a contender, and below it what the columns mean and how the promises stand."""
+    """Return a row for each contender, and notes on what the columns mean and which promises are met."""
     contenders = results["contenders"]
     rows = tuple(_row(entry, contenders[EXACT]) for entry in contenders.values())
     notes = ("", *_configs(contenders), *_notes(results), "", *_promises(results), *_busy(results))
@@ -31,7 +31,7 @@ def _row(entry: Mapping[str, Any], exact: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def percent_above(share: float) -> str:
-    """Write how far a loss lies above another one, and never that it is minus nothing."""
+    """Write how far a loss lies above another one; zero never gets a minus sign."""
     return f"{round(share, 3) + 0.0:+.1%}"
 
 
@@ -53,13 +53,13 @@ def _configs(contenders: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _notes(results: Mapping[str, Any]) -> Iterator[str]:
-    yield "linear: kept for backward only because a linear layer needs its input there, or"
-    yield f"  the sketch of it. That is {results['linear_share']:.0%} of what exact training keeps, no more: attention,"
-    yield "  GELU and layer norms keep the rest (kept), and no sketch changes that."
-    yield "peak: all there is at once, with weights, gradients and AdamW's states."
-    yield "time: of a step, beside an exact one on the same batch; the median of all steps."
+    yield "linear: MiB kept for backward only for linear layers: their inputs, or sketches."
+    yield f"  Exact training keeps {results['linear_share']:.0%} of all (kept) for them; attention, GELU and"
+    yield "  layer norms keep the rest, and no sketch changes that."
+    yield "peak: the most MiB in memory at once, with weights, gradients, AdamW's states."
+    yield "time: of a step, relative to an exact one on the same batch; median of all."
     yield "noise: variance that the sketch adds to ∂W, relative to SGD's own; mean of layers."
-    yield f"loss: nats a byte on files not trained on, after {results['steps']} steps, and above exact."
+    yield f"loss: nats a byte on held-out files after {results['steps']} steps, and how far above exact."
 
 
 def _promises(results: Mapping[str, Any]) -> Iterator[str]:
@@ -71,5 +71,5 @@ def _promises(results: Mapping[str, Any]) -> Iterator[str]:
 def _busy(results: Mapping[str, Any]) -> Iterator[str]:
     share = results["own_share"]
     if share is not None and share < BUSY:
-        yield f"This machine was busy: steps ran {share:.0%} of the time and waited for the rest. The"
-        yield "  times tell little; please try again when nothing else runs."
+        yield f"This machine was busy: steps ran {share:.0%} of the time and waited otherwise. The"
+        yield "  times say little; please try again when nothing else runs."

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-HELD_OUT = 10  # each so-many-th file is for validation
+HELD_OUT = 10  # every tenth file is for validation
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .contenders import CONTENDERS, EXACT, Contender
-from .measuring import Memory, make_optimizer, measure_memory, measure_noise, see
+from .measuring import Memory, make_optimizer, measure_memory, measure_noise, profile_exact
 from .model import ByteModel, next_byte_loss
 from .scale import Scale
 from .text import Text
@@ -23,11 +23,11 @@ WARMUP = 2  # steps that are not timed
 
 @dataclass(slots=True)
 class Lane:
-    """One contender's model on its way, and what is known of it so far.
+    """One contender's model in training, and what was measured so far.
 
     Attributes:
         seconds, losses: of every step.
-        own_seconds: those of ``seconds`` in which this thread really ran.
+        own_seconds: the part of ``seconds`` in which this thread really ran.
         validation: steps done -> loss on the validation text.
         noise: steps done -> D²_sketch / D²_SGD.
     """
@@ -81,7 +81,7 @@ class Race:
 
     @property
     def own_share(self) -> float | None:
-        """Return the share of the time in which steps really ran: on a busy machine others take the rest."""
+        """Return the share of the time in which steps really ran; on a busy machine other processes take the rest."""
         total = sum(sum(lane.seconds) for lane in self.lanes)
         return sum(lane.own_seconds for lane in self.lanes) / total if total else None
 
@@ -98,19 +98,19 @@ def prepare(scale: Scale, text: Text, seed: int, watch: Callable[[str], None]) -
     model = ByteModel(scale.size)
     batch = next(text.batches(scale.batch, scale.size.length, seed))
     watch("measuring what an exact step keeps")
-    seen = see(model, batch)
+    exact_profile = profile_exact(model, batch)
     lanes = []
     for contender in CONTENDERS:
         watch(f"measuring what a step keeps: {contender.name}")
-        memory = measure_memory(contender, model, batch, seen)
+        memory = measure_memory(contender, model, batch, exact_profile)
         own = copy.deepcopy(model)
-        contender.convert(own, seen)
+        contender.convert(own, exact_profile)
         lanes.append(Lane(contender, memory, own, make_optimizer(own)))
     return Race(scale, lanes)
 
 
 def train(race: Race, text: Text, seed: int, watch: Callable[[Race], None]) -> None:
-    """Train all lanes; whoever stops this by an exception still has the race as far as it came."""
+    """Train all lanes. After an exception, ``race`` still holds the steps that were done."""
     scale = race.scale
     validation = text.validation_batches(scale.validation_batches, scale.batch, scale.size.length)
     for step, batch in enumerate(islice(text.batches(scale.batch, scale.size.length, seed), scale.steps)):
@@ -125,6 +125,6 @@ def train(race: Race, text: Text, seed: int, watch: Callable[[Race], None]) -> N
 
 
 def _rotated(lanes: list[Lane], step: int) -> list[Lane]:
-    """Let another lane begin each time, so that none always runs after the same one."""
+    """Return the lanes with a different one first at each step, so that none always has the same place."""
     start = step % len(lanes)
     return lanes[start:] + lanes[:start]

@@ -1,4 +1,4 @@
-"""Learning curves and noise, out of what a Trainer logged."""
+"""Learning curves and noise, from what a Trainer logged."""
 
 from __future__ import annotations
 

@@ -71,11 +71,12 @@ def finetune(
 ) -> dict[str, Any]:
     """Fine-tune, write ``out/record.json``, and return the record.
 
-    The same settings with the same ``out`` continue a run that was stopped, step for step as if it had not been (only
-    its curve of the loss has one more point, where it stopped), and return the record of one that was finished.
+    Called again with the same settings and ``out``, it continues a run that was stopped, or returns the record of a
+    finished run. A continued run makes the same steps as one that was never stopped; only its loss curve has one more
+    point, where it stopped.
 
     Args:
-        overwrite: forget what a run left in ``out``, once the first step is made, and begin again.
+        overwrite: start again, and discard an earlier run in ``out`` once the first step is made.
         progress: show a bar on stderr.
         callbacks: further callbacks for the Trainer.
     """
@@ -83,9 +84,9 @@ def finetune(
 
 
 def prepare(settings: Settings, out: Path, *, overwrite: bool = False) -> Callable[..., dict[str, Any]]:
-    """Read and load all that a run needs, and return what runs it. Every mistake of a user is a ValueError here.
+    """Load all that a run needs, and return a function that runs it. All mistakes of a user raise ValueError here.
 
-    Only what is returned changes ``out``.
+    Only the returned function changes ``out``.
     """
     check_place(out)
     with owned(out):
@@ -121,7 +122,7 @@ class _Run:
     def __call__(self, *, progress: bool = False, callbacks: tuple[TrainerCallback, ...] = ()) -> dict[str, Any]:
         with owned(self.out):
             record = finished(self.settings, self.out, self.overwrite)
-            if record is not None:  # by another process meanwhile
+            if record is not None:  # another process has finished it meanwhile
                 return record
             described = self.settings.describe()
             begin(described, self.out, self.overwrite)
@@ -247,7 +248,7 @@ class _Run:
 
 
 def _configs(sketch: SketchCallback) -> Configs | None:
-    """Return what the layers were trained with."""
+    """Return the configs that the layers were trained with."""
     if sketch.planned is None:
         return sketch.config
     return {name: None if each is None else SketchConfig(**each) for name, each in sketch.planned.items()}
@@ -258,7 +259,7 @@ def _train(trainer: Trainer, steps: int, checkpoint: Path | None) -> None:
     if checkpoint is None or step_of(checkpoint) < steps:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         return
-    # The last step is made: train would make one more where it does not end an epoch.
+    # The last step is already made. train() would make one more if that step does not end an epoch.
     trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
     trainer.model.load_state_dict(type(trainer.model).from_pretrained(checkpoint).state_dict())
     for event in (trainer.callback_handler.on_train_begin, trainer.callback_handler.on_train_end):
@@ -266,7 +267,7 @@ def _train(trainer: Trainer, steps: int, checkpoint: Path | None) -> None:
 
 
 def _check_devices() -> None:
-    """Raise ValueError where the Trainer would multiply the batch by a number of devices."""
+    """Raise ValueError if the Trainer would use several devices, which multiplies the batch."""
     processes, gpus = int(os.environ.get("WORLD_SIZE", "1")), torch.cuda.device_count()
     if processes > 1:
         raise ValueError(f"finetune trains in one process, got WORLD_SIZE={processes}: start it without a launcher")
@@ -276,9 +277,9 @@ def _check_devices() -> None:
 
 @contextmanager
 def _tensorboard(folder: Path, checkpoint: Path | None) -> Iterator[list[TrainerCallback]]:
-    """Return what logs for TensorBoard, where that is installed; what was logged after the checkpoint is forgotten.
+    """Yield the callback that logs to TensorBoard, if installed. What was logged after the checkpoint is removed.
 
-    At the end nothing writes to the folder any more, however training ended.
+    When the block ends, its log files are closed, however training ended.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter

@@ -1,4 +1,4 @@
-"""A run's folder: whether a run was begun there, finished there, and what of it goes when it is over."""
+"""A run's folder: whether a run was started or finished there, and what to remove when it is over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODEL, TENSORBOARD, EARLIER, LOCK = "model", "tensorboard", ".backsketch-overwri
 
 
 def check_place(out: Path) -> None:
-    """Raise ValueError where there can be no directory."""
+    """Raise ValueError if ``out`` or a folder above it is a file."""
     if files := [path for path in (out, *out.parents) if path.exists() and not path.is_dir()]:
         raise ValueError(f"out must be a directory, got {str(out)!r}, and {str(files[0])!r} is a file")
 
@@ -30,7 +30,7 @@ def finished(settings: Settings, out: Path, overwrite: bool) -> dict[str, Any] |
     Another run there is an error, unless it is to be overwritten.
     """
     if (out / EARLIER).is_dir() and not (_checkpoints(out) or (out / RECORD).is_file()):
-        leave(out)  # what was to overwrite it broke off before anything was saved
+        leave(out)  # a run that was to overwrite it ended before it saved anything
     if settings.save_model and (out / MODEL).exists() and not _saves_model(out):
         raise ValueError(f"out {str(out)!r} has a model of something else, which save_model would replace")
     if overwrite:
@@ -54,7 +54,7 @@ def finished(settings: Settings, out: Path, overwrite: bool) -> dict[str, Any] |
 
 @contextmanager
 def owned(out: Path) -> Iterator[None]:
-    """Keep other processes out of ``out``, which is made if need be, and then removed again if it stays empty."""
+    """Lock ``out`` against other processes. Create it if needed, and remove it again if it stays empty."""
     made = [path for path in (out, *out.parents) if not path.exists()]
     lock = FileLock(out / LOCK, timeout=0)
     try:
@@ -74,7 +74,7 @@ def owned(out: Path) -> Iterator[None]:
 
 
 def begin(described: dict[str, Any], out: Path, overwrite: bool) -> None:
-    """Say in ``out`` what is run, after putting aside what was there if that is to be overwritten."""
+    """Write the settings of the run to ``out``; an earlier run that is to be overwritten is moved aside first."""
     if overwrite:
         forget_earlier(out)
         _move(_of_a_run(out), out / EARLIER)
@@ -82,7 +82,7 @@ def begin(described: dict[str, Any], out: Path, overwrite: bool) -> None:
 
 
 def leave(out: Path) -> None:
-    """Remove what a run wrote that did not come to its first step, and put back what it was to overwrite."""
+    """Remove the files of a run that made no step, and put back the run that it was to overwrite."""
     for path in _of_a_run(out):
         _remove(path)
     if (out / EARLIER).is_dir():
@@ -91,12 +91,12 @@ def leave(out: Path) -> None:
 
 
 def forget_earlier(out: Path) -> None:
-    """Remove what was overwritten, once there is something in its place."""
+    """Remove the overwritten run, once there is something in its place."""
     shutil.rmtree(out / EARLIER, ignore_errors=True)
 
 
 def last_checkpoint(out: Path) -> Path | None:
-    """Return the last whole checkpoint, and remove what is left of others, whose saving or removal was cut short."""
+    """Return the last complete checkpoint, and remove incomplete ones, whose saving or removal was interrupted."""
     folders = _checkpoints(out)
     last = next((folder for folder in reversed(folders) if _is_whole(folder)), None)
     for folder in folders:
@@ -111,7 +111,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def _is_whole(checkpoint: Path) -> bool:
-    """Tell whether the file that the Trainer writes last is there, and whole."""
+    """Tell whether the file that the Trainer writes last is there and complete."""
     try:
         json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -126,13 +126,13 @@ def forget_checkpoints(out: Path) -> None:
 
 
 def _of_a_run(out: Path) -> list[Path]:
-    """List what a run writes, as far as it is there; last what tells that it was a run."""
+    """List the files of a run that exist; the one that marks the folder as a run comes last."""
     names = (TENSORBOARD, *([MODEL] if _saves_model(out) else []), RECORD, LOG, NOISE, SETTINGS)
     return [*_checkpoints(out), *(path for name in names if (path := out / name).exists())]
 
 
 def _saves_model(out: Path) -> bool:
-    """Tell whether a model in ``out`` is its run's."""
+    """Tell whether the run in ``out`` saves its model there."""
     return (out / SETTINGS).is_file() and bool(json.loads((out / SETTINGS).read_text()).get("save_model"))
 
 

@@ -1,4 +1,4 @@
-"""Identity: digests of the files that a run reads, so that other files under the same name are another run."""
+"""Digests of the files that a run reads, so that different files under the same name make a different run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def model_digest(folder: Path) -> str:
 
 
 def data_digest(task: Task, folder: Path) -> str:
-    """Return a digest of a task's files, as far as they are there."""
+    """Return a digest of a task's files that exist."""
     return _digest(folder / task.folder / name for name in (task.train, *task.dev))
 
 
@@ -33,7 +33,7 @@ def _digest(paths: Iterable[Path]) -> str:
 
 @lru_cache(maxsize=256)
 def _content(path: Path, size: int, changed: int) -> str:
-    """Return a digest of one file, read again only where its size or time has changed."""
+    """Return a digest of one file; it is read again only if its size or time has changed."""
     content = blake2b()
     with path.open("rb") as file:
         while part := file.read(2**20):

@@ -30,7 +30,7 @@ def load(settings: Settings) -> tuple[nn.Module, Any]:
         model, found = AutoModelForSequenceClassification.from_pretrained(
             settings.model, **options, output_loading_info=True
         )
-    except Exception as error:  # broken files are told of in many ways
+    except Exception as error:  # broken files raise many kinds of errors
         reason = " ".join(str(error).split())
         raise ValueError(f"model {settings.model!r} could not be loaded: {type(error).__name__}: {reason}") from error
     _check_weights(settings.model, model, found)
@@ -46,7 +46,7 @@ def load(settings: Settings) -> tuple[nn.Module, Any]:
 
 
 def _check_weights(name: str, model: nn.Module, found: dict[str, Any]) -> None:
-    """Raise ValueError where the files have no weights for a part of the model below its head, or none that fit."""
+    """Raise ValueError if the files have no fitting weights for some part of the model other than its head."""
     others = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
     random = sorted(key for key in others if key.startswith(f"{model.base_model_prefix}.") and "pooler" not in key)
     if random:
@@ -56,7 +56,7 @@ def _check_weights(name: str, model: nn.Module, found: dict[str, Any]) -> None:
 
 
 def check_length(settings: Settings, tokenizer: Any) -> None:
-    """Raise ValueError where ``max_length`` has no room for a word."""
+    """Raise ValueError if ``max_length`` leaves no space for a word."""
     pair, length = len(settings.the_task.texts) == 2, settings.the_recipe.max_length
     special = tokenizer.num_special_tokens_to_add(pair)
     if length <= special:
@@ -64,7 +64,7 @@ def check_length(settings: Settings, tokenizer: Any) -> None:
 
 
 def check_exclude(settings: Settings, model: nn.Module) -> None:
-    """Raise ValueError where a pattern matches nothing, or all patterns together everything."""
+    """Raise ValueError if a pattern matches nothing, or if all patterns together match every layer."""
     layers = [name for name, module in model.named_modules() if sketched_type(module) is not None]
     for glob in settings.exclude or ():
         if not any(fnmatchcase(name, glob) for name in layers):
@@ -77,7 +77,7 @@ def check_exclude(settings: Settings, model: nn.Module) -> None:
 
 
 def encode(examples: Examples, model: nn.Module, tokenizer: Any, max_length: int) -> list[dict[str, Any]]:
-    """Return the examples as the Trainer takes them, cut off where the model or ``max_length`` ends."""
+    """Return the examples as the Trainer takes them, cut off at ``max_length`` or at the model's limit."""
     length = int(min(max_length, tokenizer.model_max_length, _positions(model)))
     columns = [list(column) for column in zip(*examples.texts, strict=True)]
     encoded = tokenizer(*columns, truncation=True, max_length=length)
@@ -88,7 +88,7 @@ def encode(examples: Examples, model: nn.Module, tokenizer: Any, max_length: int
 
 
 def _positions(model: nn.Module) -> float:
-    """Return how many tokens the model has positions for; RoBERTa and its kin count theirs from behind padding's."""
+    """Return how many tokens the model has positions for; models like RoBERTa start after the padding position."""
     positions: float = getattr(model.config, "max_position_embeddings", math.inf)
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:

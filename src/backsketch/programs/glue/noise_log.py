@@ -21,7 +21,7 @@ class NoiseLog(TrainerCallback):  # type: ignore[misc]
     """Write α, D²_SGD, D²_sketch and what follows from them, one line of JSON a layer and step.
 
     Args:
-        path: the file; a run that continues keeps what it has up to there.
+        path: the file; a run that continues keeps the lines up to its checkpoint.
         globs: over the names of the layers.
         every: log each ``every``-th step.
     """
@@ -34,7 +34,7 @@ class NoiseLog(TrainerCallback):  # type: ignore[misc]
         self._monitor: NoiseMonitor | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **kwargs: Any) -> None:
-        """Watch the layers, which are converted by now, and forget what was logged after the checkpoint."""
+        """Start to monitor the layers, which are converted by now, and drop what was logged after the checkpoint."""
         earlier = [record for record in self.records() if int(record["step"]) <= state.global_step]
         self.path.write_text("".join(map(_line, earlier)))
         monitor = NoiseMonitor(unwrapped(model), where=self._selects, every=self._every, callback=self._new.append)

@@ -1,4 +1,4 @@
-"""Reading GLUE: from its files, or from the hub, with the mistake named before anything else is loaded."""
+"""Read GLUE from its files or from the hub; mistakes are reported before anything else is loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HUB = "nyu-mll/glue"
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """The sentences of a file with their labels, and how many rows of it were broken and left out."""
+    """The sentences of a file and their labels, and how many broken rows were left out."""
 
     texts: list[tuple[str, ...]]
     labels: list[int] | list[float]

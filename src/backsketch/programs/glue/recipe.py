@@ -15,8 +15,8 @@ class Recipe:
 
     Attributes:
         warmup: the share of all steps in which the learning rate grows.
-        power: of the decay; 1 is linear.
-        clip: the largest norm of the gradient; 0 leaves it as it is.
+        power: exponent of the decay; 1 is linear.
+        clip: the norm at which gradients are clipped; 0 does not clip.
         max_length: tokens of a sentence or pair, the rest cut off.
     """
 
@@ -50,7 +50,7 @@ class Recipe:
         return self.epochs * math.ceil(examples / self.batch_size)
 
     def mean_batch(self, examples: int) -> float:
-        """Return how many examples a step has in the mean: the last of an epoch may have fewer."""
+        """Return the mean number of examples in a step; the last step of an epoch may have fewer."""
         return examples / math.ceil(examples / self.batch_size)
 
 

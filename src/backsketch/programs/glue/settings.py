@@ -35,16 +35,16 @@ class Settings:
         data: a directory in GLUE's layout; None reads from the hub.
         config: what the layers keep; None trains exactly.
         budget: as ``plan`` takes it; each layer's ratio, and its bits unless ``config`` names some, are planned for it.
-        exclude: globs over the names of layers left exact. None stands for the heads, which read one row a sentence:
-            they keep next to nothing, and the noise of a sketch of so few rows is large.
+        exclude: globs over the names of layers left exact. By default the heads, which read one row a sentence:
+            they keep next to nothing, and a sketch of so few rows is very noisy.
         ignore_mask: sketch padded rows like all others, as the paper does; by default they are left out.
         recipe: by default the paper's for the task.
-        max_steps: stop after so many steps; the schedule of the learning rate is then that of a run so long.
-        train_rows, eval_rows: a fixed choice of so many examples of the training and of each development file.
-        eval_every: evaluate after each so-many-th step and the last; None after each epoch.
-        noise_every: monitor the noise of each so-many-th step; None about fifty times a run, 0 never.
+        max_steps: the number of steps, instead of epochs; the schedule of the learning rate is as long.
+        train_rows, eval_rows: use so many examples of the training and of each development file, always the same.
+        eval_every: evaluate every so many steps, and after the last; None evaluates after each epoch.
+        noise_every: monitor the noise every so many steps; None does about fifty times a run, 0 never.
         noise_layers: globs over the names of layers whose noise is logged in all its components.
-        threads: of torch; None leaves them.
+        threads: the number of torch's threads; None does not change it.
         save_model: keep the trained model in ``out/model``.
     """
 
@@ -76,7 +76,7 @@ class Settings:
                 raise ValueError("budget plans what layers keep, and config=None keeps everything: give one of them")
             as_budget(self.budget)
             check_bits(None, self.config)
-            if self.config == SketchConfig.recommended():  # the default: its 4 bits are no wish of the user
+            if self.config == SketchConfig.recommended():  # the default: the user did not ask for its 4 bits
                 object.__setattr__(self, "config", SketchConfig())
         if self.noise_layers and (self.config is None or self.noise_every == 0):
             raise ValueError("noise_layers needs sketched layers and their monitor: no config=None, no noise_every=0")

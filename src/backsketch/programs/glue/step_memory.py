@@ -24,7 +24,7 @@ def largest_batch(encoded: list[dict[str, Any]], tokenizer: Any, size: int) -> d
 def step_memory(model: nn.Module, batch: dict[str, Any], configs: Configs | None, where: Where) -> dict[str, Any]:
     """Return the bytes kept for backward and the peak of a step of AdamW, with the optimizer's states in place.
 
-    The step is made on a copy, and random numbers are put back: the model and its run do not notice.
+    The step runs on a copy, and the random generators are restored: the model and its run do not change.
 
     Args:
         batch: as the model takes it, labels included.
@@ -34,7 +34,7 @@ def step_memory(model: nn.Module, batch: dict[str, Any], configs: Configs | None
     batch = {name: value.to(device) for name, value in batch.items()}
     model = copy.deepcopy(model).train()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that nothing is converted was said when training began
+        warnings.simplefilter("ignore")  # the same warnings were given when training began
         if configs is not None:
             sketch_(model, configs, where)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9, fused=True)  # as the Trainer's

@@ -1,4 +1,4 @@
-"""What watches a Trainer's run: its progress, its clock, and the wish to stop."""
+"""Callbacks of a Trainer's run: progress, timing, evaluation at the end, and stopping on a signal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Progress(ProgressCallback):  # type: ignore[misc]
     """Show a bar with the loss, and a line for each evaluation, on stderr."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Put the loss behind the bar, not all that is logged."""
+        """Show the loss beside the bar, instead of all that is logged."""
         if self.training_bar is None or logs is None:
             return
         if "loss" in logs:
@@ -33,10 +33,10 @@ _UNSHOWN = {"runtime", "samples_per_second", "steps_per_second", "model_preparat
 
 
 class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
-    """Time the steps of a run, without evaluation and saving; checkpoints carry the times to where it continues.
+    """Time the steps of a run, without evaluation and saving; checkpoints save the times for a run that continues.
 
     Args:
-        noise_every: the steps in which noise is monitored, which are slower.
+        noise_every: how often noise is monitored; such steps are slower, and are timed apart.
     """
 
     def __init__(self, noise_every: int | None) -> None:
@@ -56,11 +56,11 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
             self._times = {kind: list(saved["attributes"]["_times"][kind]) for kind in _STEPS}
 
     def on_step_begin(self, *_: Any, **kwargs: Any) -> None:
-        """Start."""
+        """Start the clock."""
         self._began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop."""
+        """Stop the clock and add the time to its kind of step."""
         seconds = time.perf_counter() - self._began
         watched = self._noise_every and (state.global_step - 1) % self._noise_every == 0
         kind = "first" if self._is_first else "watched" if watched else "plain"
@@ -69,7 +69,7 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._is_first = False
 
     def step_seconds(self) -> float | None:
-        """Return the mean of a plain step; of a watched or a first one, which warms up, only if there is no other."""
+        """Return the mean time of a plain step; if there is none, of a monitored one, or else of the first step."""
         times = (self._times[kind] for kind in _STEPS)
         return next((seconds / count for seconds, count in times if count), None)
 
@@ -78,10 +78,10 @@ _STEPS = ("plain", "watched", "first")
 
 
 class LogEpochs(TrainerCallback):  # type: ignore[misc]
-    """Log what the end of an epoch finds unlogged, so that no checkpoint leaves a part of the loss behind."""
+    """Log at the end of each epoch, so that no part of the loss is missing from a checkpoint."""
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ask for it."""
+        """Ask the Trainer to log."""
         control.should_log = True
 
 
@@ -89,7 +89,7 @@ class EvaluateAtEnd(TrainerCallback):  # type: ignore[misc]
     """Evaluate after the last step, whatever its number."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ask for it."""
+        """Ask the Trainer to evaluate, after the last step."""
         if state.global_step >= state.max_steps:
             control.should_evaluate = True
 
@@ -97,7 +97,7 @@ class EvaluateAtEnd(TrainerCallback):  # type: ignore[misc]
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]
     """End training after the current step, with a checkpoint, when asked to by Ctrl-C or SIGTERM.
 
-    A second signal does what it always does, and one after the last step has nothing to stop.
+    A second signal has its usual effect. A signal after the last step has no effect.
     """
 
     def __init__(self) -> None:
@@ -116,22 +116,22 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         self._before = {}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop, unless this was the last step anyway; log and save, unless the epoch's end does."""
+        """Stop after this step, unless it is the last; log and save, unless the end of the epoch does so."""
         if self._asked and state.global_step < state.max_steps:
             self.stopped = control.should_training_stop = True
             if not _ends_epoch(state):
                 control.should_log = control.should_save = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Neither evaluate nor save where the epoch only broke off."""
+        """Neither evaluate nor save if the epoch was interrupted."""
         if self.stopped and not _ends_epoch(state):
             control.should_evaluate = control.should_save = control.should_log = False
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
         self.__exit__()
-        with suppress(OSError, ValueError, RuntimeError):  # whoever reads may have got the same signal
-            print("\nstopping after this step; once more stops at once and loses what is not saved", file=sys.stderr)
+        with suppress(OSError, ValueError, RuntimeError):  # the reader of stderr may be gone
+            print("\nstopping after this step; a second signal stops at once and loses unsaved steps", file=sys.stderr)
 
 
 def _ends_epoch(state: Any) -> bool:
