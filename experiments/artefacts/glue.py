@@ -14,10 +14,10 @@ from .scores import by_seed, cell, excess_loss, gaps, interval, late_loss, numbe
 
 _NOTE = (
     "Scores are the means of each task's GLUE metrics on its development file at the last step, times 100; "
-    "± is the standard deviation over seeds, and the small number how many. Kept is what a step keeps for backward of "
-    "all that exact training keeps, on the longest batch of each task, mean over tasks; linear inputs are only a part "
-    "of that. In the figure, differences from exact training with the same seeds: bars are standard errors, hollow "
-    "marks one seed."
+    "± is the standard deviation over seeds, and the small number counts the seeds. Kept is what a step keeps for "
+    "backward, relative to exact training, on the longest batch of each task, mean over tasks; linear inputs are only "
+    "a part of it. In the figure, differences from exact training with the same seeds: bars are standard errors, "
+    "hollow marks one seed."
 )
 
 

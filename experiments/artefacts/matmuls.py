@@ -23,10 +23,10 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
     lines = [[*_named(way), _score(records, way), _time(records, way), *_in_the_paper(way)] for way in ways]
     text = (
         "Matthews correlation on CoLA's development file after the last step, times 100; ± is the standard deviation "
-        "over seeds, and the small number how many: what has one seed may be off by as much. Relative time of a step "
-        "beside exact training of the same model (batch 32 × 128, interleaved, the best of several). In the paper, "
-        "whose model is RoBERTa-base, trained for 10 epochs on a GPU: the best of the evaluations of a run, and the "
-        "time of the run beside its exact one:\n\n"
+        "over seeds, and the small number counts them; a score of one seed may be off by as much. Time of a step "
+        "relative to exact training of the same model (batch 32 × 128, interleaved, the best of several). In the "
+        "paper, whose model is RoBERTa-base, trained for 10 epochs on a GPU: the best of the evaluations of a run, "
+        "and the time of the run beside its exact one:\n\n"
         f"{table(['matmul', 'ρ', 'score', 'time', 'the paper: score', 'time'], lines)}\n\n{where_from(records)}\n"
     )
     return text, None

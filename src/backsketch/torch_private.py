@@ -49,7 +49,7 @@ def saves_for_checkpoint() -> bool:
 
 
 def runs_for_selective_checkpoint() -> bool:
-    """Tell whether selective checkpointing is active, even if hooks of someone else save the tensors."""
+    """Tell whether selective checkpointing is active, even if other hooks handle the saved tensors."""
     count = torch._C._len_torch_dispatch_stack()
     modes = (torch._C._get_dispatch_stack_at(place) for place in range(count))
     return any(type(mode).__module__ == torch.utils.checkpoint.__name__ for mode in modes)

@@ -1,1 +1,1 @@
-"""Ways into the trainers people use; each module is imported only by whoever asks for it."""
+"""Callbacks for trainers, one module each; import the one you need, as each needs its own package."""
