@@ -18,6 +18,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from ..config import SketchConfig
 from ..convert.conversion import Configs, Where
 from ..planning.budget import as_budget
+from ..planning.plan_result import PlannedConfigs
 from ..planning.planner import plan
 from ..torch_private import tree_map_only
 from .session import Session, check_arguments, unwrapped
@@ -176,7 +177,9 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
     def _configs(self) -> Configs | None:
         if self.planned is None:
             return self.config
-        return {name: None if fields is None else SketchConfig(**fields) for name, fields in self.planned.items()}
+        return PlannedConfigs(
+            {name: None if fields is None else SketchConfig(**fields) for name, fields in self.planned.items()}
+        )
 
     def _plan(self, model: nn.Module, dataloader: Any, args: TrainingArguments) -> dict[str, dict[str, Any] | None]:
         assert self.budget is not None
