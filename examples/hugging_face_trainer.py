@@ -42,8 +42,9 @@ with tempfile.TemporaryDirectory() as folder:
     )
     heads = {"*pooler*": None, "classifier": None}  # they read one row a sentence: few bytes, much noise
     callback = SketchCallback({**heads, "*": bs.SketchConfig.recommended()}, noise_every=4)
-    trainer = Trainer(model, arguments, train_dataset=Words(), callbacks=[callback])
+    trainer = Trainer(model, arguments, train_dataset=Words())
     trainer.remove_callback(PrinterCallback)
+    callback.attach(trainer)
     trainer.train()
 for entry in trainer.state.log_history:
     if "loss" in entry:

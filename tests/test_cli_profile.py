@@ -22,6 +22,7 @@ from backsketch.cli import profile as profile_command
 from backsketch.cli.config_text import as_code
 from backsketch.cli.layer_groups import exclusions
 from backsketch.cli.models import build, find_head, load_config, make_batch
+from backsketch.cli.profile_report import linear_inputs
 from backsketch.memory.live_storages import LiveStorage, Peak
 from commands import call, check_mistake
 
@@ -308,6 +309,20 @@ def test_a_budget_is_met_and_used(budget, options, capsys):
     before, after = told["linear_inputs"]["before"], told["linear_inputs"]["after"]
     limit = {"12345": 12345, "12KiB": 12288}.get(budget, before // 10)
     assert 0.9 * limit <= after <= limit
+
+
+@pytest.mark.parametrize("given", [{}, {"bits": 8}], ids=str)
+@pytest.mark.parametrize("keep", [0.01, 0.1, 0.3])
+@pytest.mark.parametrize("budget", [0.05, 0.1, 0.2, 0.3, 0.4, 0.6])
+def test_a_budget_counts_the_layers_that_its_config_finds_narrow(budget, keep, given):
+    """A layer of 4 features is sketched under a small config and left exact under a large one."""
+    model = nn.Sequential(nn.Linear(64, 2), nn.GELU(), nn.Linear(2, 4), nn.GELU(), nn.Linear(4, 64))
+    x = torch.randn(4096, 64)
+    today = 4096 * (64 + 2 + 4) * 4
+    found = backsketch.profile(model, x, config=SketchConfig.recommended(keep))
+    config = profile_command._within(budget, model, found, given)
+    before, after = linear_inputs(backsketch.profile(model, x, config=config))
+    assert today - before + after <= budget * today
 
 
 MISTAKES = [

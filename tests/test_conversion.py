@@ -71,7 +71,7 @@ def test_first_matching_pattern_wins_and_none_leaves_exact():
     other = SketchConfig(kind="hash", ratio=0.2)
     model = sketch_(mlp(), {"2.1": None, re.compile(r"2\.\d"): other, "*": CONFIG})
     assert configs(model) == {"0": CONFIG, "2.0": other}
-    assert "pattern '2.1' says None" in str(summary(model))
+    assert "left exact by '2.1'" in str(summary(model))
     model = sketch_(mlp(), {"0": CONFIG})
     assert configs(model) == {"0": CONFIG}
     assert "no pattern matches its name" in str(summary(model))

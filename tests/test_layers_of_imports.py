@@ -103,3 +103,28 @@ def test_no_module_is_hidden_by_a_function_of_its_name(package):
         for alias in node.names
     }
     assert not modules & names
+
+
+# What code looks through the stack with: it then depends on who calls it, and keeps alive what the caller holds.
+FRAMES = {"_getframe", "_current_frames", "currentframe", "f_back", "f_locals", "f_globals", "stack", "tb_frame"}
+
+
+def frame_names(code):
+    """Return the names in a file that look through stack frames; torch.stack joins tensors."""
+    attributes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)]
+    imported = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
+    names = {each.attr for each in attributes if not (isinstance(each.value, ast.Name) and each.value.id == "torch")}
+    names |= {alias.name for each in imported if each.module in ("inspect", "sys") for alias in each.names}
+    return names & FRAMES
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_no_file_looks_through_stack_frames(path):
+    assert not frame_names(path.read_text())
+
+
+def test_the_check_for_stack_frames_can_fail():
+    assert frame_names("import sys\nsys._getframe(1).f_back") == {"_getframe", "f_back"}
+    assert frame_names("from inspect import currentframe") == {"currentframe"}
+    assert frame_names("inspect.stack()[1]") == {"stack"}
+    assert frame_names("torch.stack([x])") == set()

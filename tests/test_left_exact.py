@@ -91,7 +91,7 @@ def test_patterns_do_not_make_a_narrow_layer_worth_it_and_one_that_was_sketched_
 
 def test_what_was_said_for_other_reasons_is_said_still():
     model = sketch_(narrow_and_wide(), {"0": None, "2": BITS})
-    assert reasons(model) == {"0": "pattern '0' says None", "4": "no pattern matches its name"}
+    assert reasons(model) == {"0": "left exact by '0'", "4": "no pattern matches its name"}
     sketch_(model, BITS, where=lambda name, module: name != "0")
     assert reasons(model) == {"0": "where() returned False"}
 

@@ -1,8 +1,11 @@
 """Rows that cannot carry gradient are left out."""
 
 import copy
+import gc
 import pickle
+import threading
 import warnings
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -210,6 +213,110 @@ class Kept(Seen):
 
     def forward(self, x):  # type: ignore[override]
         return super().forward(x)
+
+
+class Reading(nn.Module):
+    """A model that notes which rows count, and may then fail."""
+
+    error: type[BaseException] | None = None
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = Kept()
+
+    def forward(self, x, attention_mask=None):
+        out = self.encoder(x)
+        if self.error is not None:
+            raise self.error
+        return out
+
+
+class Nested(nn.Module):
+    """A model that calls itself, with a mask of its own, between two calls of its encoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = Kept()
+
+    def forward(self, x, attention_mask, inner=None):
+        if inner is None:
+            return self.encoder(x)
+        return self.encoder(self(self.encoder(x), inner))
+
+
+def test_an_interrupted_call_leaves_no_mask_to_the_next_one_even_while_its_traceback_is_kept(mask):
+    model, x = sketch_(Reading(), CONFIG), torch.randn(BATCH, LENGTH, FEATURES)
+    model.error = KeyboardInterrupt
+    kept = []
+    for _ in range(2):
+        try:
+            model(x, mask.long())
+        except KeyboardInterrupt as error:
+            kept.append(error)
+    model.error = None
+    model(x)
+    model(x, mask.flip(0).long())
+    assert model.encoder.rows[-2] is None
+    assert torch.equal(model.encoder.rows[-1], mask.flip(0).flatten())
+    kept.clear()
+    assert in_force.innermost is None
+    assert not in_force._scopes
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
+def test_a_forward_that_fails_pins_no_activation(mask, error):
+    model = sketch_(Reading(), CONFIG)
+    model.error = error
+    died = []
+
+    def fail():
+        x = torch.randn(BATCH, LENGTH, FEATURES, requires_grad=True)
+        hidden = model.encoder.register_forward_hook(lambda module, args, out: died.append(weakref.ref(out)))
+        died.append(weakref.ref(x))
+        with pytest.raises(error):
+            model(x * 2, attention_mask=mask.long())
+        hidden.remove()
+
+    fail()
+    model.encoder.rows.clear()
+    gc.collect()
+    assert len(died) == 2
+    assert [each() for each in died] == [None, None]
+    assert in_force.innermost is None
+
+
+def test_a_module_that_calls_itself_is_under_the_mask_of_each_call(mask):
+    model, x = sketch_(Nested(), CONFIG), torch.randn(BATCH, LENGTH, FEATURES)
+    model(x, mask.long(), inner=mask.flip(0).long())
+    before, inside, after = model.encoder.rows
+    assert torch.equal(before, mask.flatten())
+    assert torch.equal(inside, mask.flip(0).flatten())
+    assert after is before
+    assert not in_force._scopes
+
+
+def test_a_mask_is_of_its_thread(mask):
+    model, x = sketch_(Reading(), CONFIG), torch.randn(BATCH, LENGTH, FEATURES)
+    found: list[Tensor | None] = []
+
+    def look_elsewhere(module, args):
+        thread = threading.Thread(target=lambda: found.append(masked_rows(x)))
+        thread.start()
+        thread.join()
+
+    model.encoder.register_forward_pre_hook(look_elsewhere)
+    model(x, mask.long())
+    assert found == [None]
+    assert torch.equal(model.encoder.rows[0], mask.flatten())
+
+
+def test_a_hook_that_replaces_the_arguments_of_a_call_leaves_it_whole(mask):
+    """Its rows are then all sketched, and nothing of it is left in force."""
+    model, x = sketch_(Reading(), CONFIG), torch.randn(BATCH, LENGTH, FEATURES)
+    model.register_forward_pre_hook(lambda module, args, kwargs: (args, dict(kwargs)), with_kwargs=True)
+    model(x, attention_mask=mask.long())
+    assert model.encoder.rows == [None]
+    assert in_force.innermost is None
 
 
 class Pair(nn.Module):

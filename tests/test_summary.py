@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from backsketch import SketchConfig, sketch_, summary, unsketch_
+from backsketch import SketchConfig, plan, sketch_, summary, unsketch_
 from backsketch.table import starred, starred_names
 from small import HIDDEN, LENGTH, gpt2, llama, mixtral
 
@@ -68,7 +68,7 @@ def test_a_tied_weight_counts_once_and_for_the_layer_that_is_sketched():
     assert report.embeddings == pytest.approx(LENGTH * HIDDEN / report.trained)
     sketch_(model, {"lm_head": None, "*": CONFIG})
     (head,) = (each for each in summary(model).unreached if each.elements == tied.numel())
-    assert (head.name, head.reason) == ("lm_head.weight", "pattern 'lm_head' says None")
+    assert (head.name, head.reason) == ("lm_head.weight", "left exact by 'lm_head'")
 
 
 def test_parameters_that_view_one_storage_count_each_for_itself_and_equal_views_once():
@@ -122,6 +122,42 @@ def test_without_anything_to_train_or_to_convert_it_says_so():
     assert str(summary(nn.GELU())) == "no weight trains; 0 of 0 linear layers are sketched"
 
 
+def tables(model):
+    """Return title -> the names in the first column, for every table of the printed summary."""
+    blocks = [block.splitlines() for block in str(summary(model)).split("\n\n")[1:]]
+    return {lines[0].split("  ")[0]: [line.split()[0] for line in lines[1:] if line.strip(" -─━")] for lines in blocks}
+
+
+def test_a_layer_is_listed_once_and_under_what_is_true_of_it():
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)), OwnForward(8, 8))
+    for index in (3, 4):
+        model[index].requires_grad_(False)
+    model[5].weight = model[0].weight  # tied: it counts for the layer that is sketched
+    model[6].requires_grad_(False)
+    sketch_(model, {"0": CONFIG, "1": CONFIG, "3": CONFIG, "*": None})
+    listed = tables(model)
+    assert listed == {
+        "trained, not sketched": ["2.weight"],
+        "sketched": ["0", "1"],
+        "left exact": ["5"],
+        "frozen": ["3", "4", "6"],
+    }
+    assert [layer.name for layer in summary(model).sketched] == ["0", "1", "3"]
+
+
+def test_a_model_that_is_one_exact_layer_is_listed_once():
+    assert tables(nn.Linear(8, 8)) == {"trained, not sketched": ["weight"]}
+
+
+def test_a_layer_that_a_plan_leaves_exact_says_so():
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), torch.randn(4096, 64)
+    model[2].forward = model[2].forward
+    planned = plan(model, x, budget="50%")
+    del model[2].forward
+    assert planned["2"] is None
+    assert note(sketch_(model, planned), "2") == "left exact by the plan"
+
+
 @pytest.mark.parametrize(
     ("name", "stars"),
     [
@@ -158,7 +194,7 @@ def test_a_frozen_layer_is_told_whatever_else_is_true_of_it():
         "100.0% of the 72 trained weights are in sketched layers; 2 of 5 linear layers are sketched, 1 of them frozen"
     )
     model[1].requires_grad_(True)
-    assert note(model, "1") == "pattern '1' says None"
+    assert note(model, "1") == "left exact by '1'"
 
 
 def test_the_frozen_base_of_lora_is_frozen_and_not_without_a_pattern():

@@ -91,7 +91,9 @@ def test_a_mapping_and_where_choose_the_layers(tmp_path):
 def test_tensorboard_shows_kept_bytes_and_noise(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "logs"))
     callback = SketchCallback(CONFIG, noise_every=1, noise_by_layer=True)
-    trainer = train(tmp_path, callback, report_to=["tensorboard"])
+    trainer = make_trainer(tmp_path, callback, report_to=["tensorboard"])
+    callback.attach(trainer)
+    trainer.train()
     events = EventAccumulator(str(tmp_path / "logs"))
     events.Reload()
     layer = "bert.encoder.layer.0.attention.self.query"
@@ -297,19 +299,75 @@ class Bad(Sentences):
         return {**example, "input_ids": example["input_ids"] + 10**6}
 
 
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
-def test_a_step_that_breaks_off_leaves_nothing_behind(tmp_path, error):
-    trainer = make_trainer(tmp_path, SketchCallback(CONFIG, noise_every=1))
-    if error is None:
+def breaking(folder, callback, error):
+    """Return a Trainer whose first forward pass raises ``error``."""
+    trainer = make_trainer(folder, callback)
+    if error is IndexError:
         trainer.train_dataset = Bad()
     else:
         trainer.model.classifier.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(error))
-    with pytest.raises(error or IndexError):
+    return trainer
+
+
+def saving_hooks():
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+@pytest.mark.parametrize("error", [IndexError, KeyboardInterrupt])
+def test_a_step_that_breaks_off_leaves_nothing_behind(tmp_path, error):
+    callback = SketchCallback(CONFIG, noise_every=1)
+    trainer = breaking(tmp_path, callback, error)
+    assert callback.attach(trainer) is callback
+    with pytest.raises(error):
         trainer.train()
-    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    assert saving_hooks() is None
     assert not summary(trainer.model).sketched
     assert not any(module._forward_hooks for module in trainer.model.modules())
-    assert "training_step" not in vars(trainer)
+
+
+def test_whatever_breaks_off_an_attached_run_the_model_is_given_back(tmp_path):
+    callback = SketchCallback(CONFIG, noise_every=1)
+    trainer = make_trainer(tmp_path, callback, others=[Watch(fail=1)])
+    callback.attach(trainer)
+    with pytest.raises(RuntimeError, match="broken off"):
+        trainer.train()
+    assert not summary(trainer.model).sketched
+    assert not any(module._forward_hooks for module in trainer.model.modules())
+
+
+@pytest.mark.parametrize("again", ["the same callback", "another"])
+def test_what_a_callback_that_is_not_attached_leaves_is_cleared_away_by_the_next_run(tmp_path, again):
+    callback = SketchCallback(CONFIG, noise_every=1)
+    trainer = breaking(tmp_path, callback, KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert len(summary(trainer.model).sketched) == 14
+    (hook,) = trainer.model.classifier._forward_pre_hooks
+    del trainer.model.classifier._forward_pre_hooks[hook]
+    if again == "another":
+        callback = SketchCallback(CONFIG)
+        trainer, broken = make_trainer(tmp_path, callback), trainer
+        trainer.model = trainer.model_wrapped = broken.model
+    trainer.train()
+    assert len(logged(trainer, "backsketch/kept_bytes")) == STEPS // 2
+    assert saving_hooks() is None
+    assert not summary(trainer.model).sketched
+
+
+def test_attaching_adds_the_callback_once_and_before_all_others(tmp_path):
+    callback = SketchCallback(CONFIG)
+    trainer = make_trainer(tmp_path, TrainerCallback())
+    for _ in range(2):
+        callback.attach(trainer)
+    train = trainer.train
+    callback.attach(trainer)
+    assert trainer.train is train
+    assert [each for each in trainer.callback_handler.callbacks if isinstance(each, SketchCallback)] == [callback]
+    assert trainer.callback_handler.callbacks[0] is callback
+    with pytest.raises(ValueError, match="a Trainer takes one SketchCallback"):
+        SketchCallback(CONFIG).attach(trainer)
+    trainer.train()
+    assert len(logged(trainer, "backsketch/kept_bytes")) == STEPS // 2
 
 
 def test_a_training_step_of_ones_own_is_kept(tmp_path):

@@ -12,6 +12,7 @@ from torch import nn
 from typer import Argument, Option
 
 from ..config import SketchConfig
+from ..convert.conversion import configs_for
 from ..memory.profile_result import Profile
 from ..memory.profiling import profile as profile_step
 from ..planning.budget import as_budget
@@ -98,9 +99,9 @@ def profile(
 
     if limit is not None:
         with users_mistakes():
-            config = _within(limit, measure(config), given)
+            config = _within(limit, network, measure(config), given)
     profiles = {config: measure(config)}
-    preferred = _best(profiles[config]) if given else config
+    preferred = _best(network, profiles[config]) if given else config
     for other in [preferred] if given else [] if budget else map(SketchConfig.recommended, KEEPS):
         if other not in profiles:
             profiles[other] = measure(other)
@@ -142,35 +143,45 @@ def _measure(network: nn.Module, inputs: dict[str, Any], config: SketchConfig, d
         raise Problem(f"a step of this model failed on {device}: {reason}{hint}", code=1) from error
 
 
-def _within(limit: int | float, found: Profile, given: dict[str, Any]) -> SketchConfig:
+def _within(limit: int | float, network: nn.Module, found: Profile, given: dict[str, Any]) -> SketchConfig:
     """Return the config with the most rows under which linear inputs keep no more than the budget."""
-    ledger = found.ledger
-    if given:
-        candidates = [SketchConfig(**{**given, "ratio": share}) for share in RATIOS]
-    else:
-        candidates = [SketchConfig.recommended(step / 500) for step in range(1, 501)]
-
-    def size(config: SketchConfig) -> int:
-        chosen = dict.fromkeys(found.chosen, config)
-        unpaid = ledger.unpaid(chosen)
-        paying = {name: own for name, own in chosen.items() if name not in unpaid}
-        return today - ledger.released(paying) + ledger.sketches(paying)
-
-    today = ledger.released(dict.fromkeys(found.chosen, candidates[0]))
-    most = limit if isinstance(limit, int) else int(limit * today)
-    place = bisect_right(candidates, most, key=size)
+    inputs = _LinearInputs(network, found)
+    candidates = [SketchConfig(**{**given, "ratio": share}) for share in RATIOS] if given else _RECOMMENDED
+    most = limit if isinstance(limit, int) else int(limit * inputs.today)
+    place = bisect_right(candidates, most, key=inputs.under)
     if place == 0:
-        least = size(candidates[0])
+        least = inputs.under(candidates[0])
         raise ValueError(
-            f"budget must be at least {least} bytes, {least / today:.1%} of the {today} that linear inputs keep today, "
-            f"got {most} bytes"
+            f"budget must be at least {least} bytes, {least / inputs.today:.1%} of the {inputs.today} that linear "
+            f"inputs keep today, got {most} bytes"
         )
     return candidates[place - 1]
 
 
-def _best(found: Profile) -> SketchConfig:
+def _best(network: nn.Module, found: Profile) -> SketchConfig:
     """Return the recommended config that keeps at most as many bytes of the linear inputs."""
+    before, after = linear_inputs(found)
     try:
-        return _within(linear_inputs(found)[1], found, {})
+        return _within(_LinearInputs(network, found).today - before + after, network, found, {})
     except ValueError:  # no recommended config is as small
         return SketchConfig.recommended()
+
+
+_RECOMMENDED = [SketchConfig.recommended(step / 500) for step in range(1, 501)]
+
+
+class _LinearInputs:
+    """What the inputs of linear layers keep: today, and under a config, which decides what layers are too narrow."""
+
+    def __init__(self, network: nn.Module, found: Profile) -> None:
+        self._network = network
+        self._ledger = found.ledger
+        # The smallest config finds the fewest layers narrow: those that any other would convert are among its own.
+        smallest = _RECOMMENDED[0]
+        self.today = self._ledger.released(dict.fromkeys([*configs_for(network, smallest), *found.chosen], smallest))
+
+    def under(self, config: SketchConfig) -> int:
+        chosen = configs_for(self._network, config)
+        unpaid = self._ledger.unpaid(chosen)
+        paying = {name: own for name, own in chosen.items() if name not in unpaid}
+        return self.today - self._ledger.released(paying) + self._ledger.sketches(paying)

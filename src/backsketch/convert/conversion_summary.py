@@ -16,16 +16,19 @@ from .left_exact import FROZEN
 from .reach import Unreached, reach
 from .why_exact import weight_trains, why_exact
 
+_WHOLE_MODEL = "(the model)"
+
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """One linear layer: its name, class, shape, whether it is sketched, and with what or why not."""
+    """One linear layer: its name, class, shape, whether it is sketched, with what or why not, and if it is frozen."""
 
     name: str
     type: str
     shape: str
     sketched: bool
     note: str
+    frozen: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +72,26 @@ class Summary:
             )
             titles = ("trained, not sketched", "×", "type", "shape", "share", "why")
             lines += ["", str(Table(titles, rows, numeric=frozenset({1, 4})))]
-        for title, layers in (("sketched", self.sketched), ("left exact", self.exact)):
+        for (title, explains), layers in self._listed().items():
             if layers:
                 listed = tuple((layer.name, layer.type, layer.shape, layer.note) for layer in layers)
-                lines += ["", str(Table((title, "type", "shape", "how" if layers[0].sketched else "why"), listed))]
+                lines += ["", str(Table((title, "type", "shape", explains), listed))]
         return "\n".join(lines)
+
+    def _listed(self) -> dict[tuple[str, str], list[LayerReport]]:
+        """Return the layers by the table that lists them; the table of trained weights has those of its own."""
+        above = {name or _WHOLE_MODEL for each in self.unreached for name in each.modules}
+        rest = [layer for layer in self.layers if layer.name not in above]
+        trained = [layer for layer in rest if not layer.frozen]
+        return {
+            ("sketched", "how"): [layer for layer in trained if layer.sketched],
+            ("left exact", "why"): [layer for layer in trained if not layer.sketched],
+            ("frozen", "why"): [layer for layer in rest if layer.frozen],
+        }
 
     def _totals(self) -> Iterator[str]:
         share = f"{self.reached:.1%} of the {self.trained:,} trained weights are in sketched layers"
-        frozen = sum(layer.note == FROZEN for layer in self.sketched)
+        frozen = sum(layer.frozen for layer in self.sketched)
         yield (
             f"{share if self.trained else 'no weight trains'}; "
             f"{len(self.sketched)} of {len(self.layers)} linear layers are sketched"
@@ -104,7 +118,8 @@ def _report(name: str, module: nn.Module, checkpointed: bool) -> LayerReport | N
         note = f"{module.config}{_as_it_ran(module, checkpointed)}" if weight_trains(module) else FROZEN
     if note is None:
         return None
-    return LayerReport(name or "(the model)", type(module).__name__, _shape(module), sketched, note)
+    frozen = hasattr(module, "weight") and not weight_trains(module)
+    return LayerReport(name or _WHOLE_MODEL, type(module).__name__, _shape(module), sketched, note, frozen)
 
 
 def _checkpointed_modules(model: nn.Module) -> set[nn.Module]:

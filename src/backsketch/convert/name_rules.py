@@ -13,7 +13,10 @@ Pattern: TypeAlias = str | re.Pattern[str]
 
 
 class NameRules:
-    """Name patterns with their configs, in order, and which of them were never used."""
+    """Name patterns with their configs, in order, and which of them were never used.
+
+    A mapping with an attribute ``leaves_exact``, as a plan has, says with it why it leaves layers exact.
+    """
 
     def __init__(self, configs: object) -> None:
         if one_for_all := isinstance(configs, SketchConfig):
@@ -30,6 +33,7 @@ class NameRules:
             if config is not None:
                 check_config(config)
         self.one_for_all = one_for_all
+        self._exact_by_the_mapping: str | None = getattr(configs, "leaves_exact", None)
         self._configs = dict(configs)
         self.unused = list(configs) if len(configs) > 1 else []
 
@@ -39,7 +43,7 @@ class NameRules:
             if _matches(pattern, name):
                 if pattern in self.unused:
                     self.unused.remove(pattern)
-                return config, None if config else f"pattern {_text(pattern)!r} says None"
+                return config, None if config else self._exact_by_the_mapping or f"left exact by {_text(pattern)!r}"
         return None, None
 
 

@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import wraps
-from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import CallbackHandler
 
 from ..config import SketchConfig
 from ..convert.conversion import Configs, Where
 from ..planning.budget import as_budget
+from ..planning.plan_result import PlannedConfigs
 from ..planning.planner import plan
 from ..torch_private import tree_map_only
 from .session import Session, check_arguments, unwrapped
 
-Sender = TypeVar("Sender", Trainer, CallbackHandler)
-
 _PLAN = "backsketch/plan"  # not the callback's name, under which the Trainer would make another one from it
+_ONE_CALLBACK = "a Trainer takes one SketchCallback: a mapping as its config can say what two would"
 
 
 class SketchCallback(TrainerCallback):  # type: ignore[misc]
     """Train the linear layers of a Trainer's model from sketches: ``Trainer(..., callbacks=[SketchCallback()])``.
 
     The model is converted in place when training begins and is what it was when training ends; checkpoints are those of
-    an unconverted model. Every log of the Trainer also has, for all its loggers, ``backsketch/kept_bytes``, the most
-    that autograd held for backward in a step, and with ``noise_every`` the variance that the sketches add, as a
-    multiple of the gradient's own: ``backsketch/noise`` of the whole model, ``backsketch/noise_worst`` of the layer
-    with most.
+    an unconverted model. Every log of the Trainer also has ``backsketch/kept_bytes``, the most that autograd held for
+    backward in a step, and with ``noise_every`` the variance that the sketches add, as a multiple of the gradient's
+    own: ``backsketch/noise`` of the whole model, ``backsketch/noise_worst`` of the layer with most.
+
+    A callback is not told of an exception, and comes after the loggers of ``report_to``: ``attach`` sees to both.
 
     Args:
         config: as ``sketch_`` takes it.
@@ -69,7 +69,28 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         self.where = where
         self.planned: dict[str, dict[str, Any] | None] | None = None
         self._session: Session | None = None
-        self._unguard: Callable[[], None] | None = None
+        self._state: TrainerState | None = None
+        self._measuring = ExitStack()
+        self._trainers: WeakSet[Trainer] = WeakSet()
+
+    def attach(self, trainer: Trainer) -> SketchCallback:
+        """Add the callback to a Trainer, unless it has it, so that it serves every logger and every exception.
+
+        ``SketchCallback().attach(trainer)`` puts it before the loggers, which then get all that it logs, and lets an
+        exception in ``trainer.train()``, also a KeyboardInterrupt, give the model back as it was. Without it the
+        entries are in ``trainer.state.log_history`` and reach the callbacks that come later, and after an exception
+        the model stays converted and its memory measured until a callback trains it again.
+        """
+        callbacks = trainer.callback_handler.callbacks
+        if any(isinstance(each, SketchCallback) and each is not self for each in callbacks):
+            raise ValueError(_ONE_CALLBACK)
+        if self in callbacks:
+            callbacks.remove(self)
+        callbacks.insert(0, self)
+        if trainer not in self._trainers:
+            self._trainers.add(trainer)
+            trainer.train = self._ending(trainer.train)
+        return self
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -78,7 +99,7 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         self._end()  # of an earlier run that broke off
         if self.noise_every is not None and args.torch_compile:
             raise ValueError("noise_every must be None with torch_compile=True: compiled layers cannot be monitored")
-        _before_the_loggers(self)
+        self._begin(state)
         model = unwrapped(kwargs["model"])
         if self.budget is not None:
             resumed = state.stateful_callbacks.get(_PLAN) if state.global_step else None
@@ -86,15 +107,21 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             state.stateful_callbacks[_PLAN] = self.planned  # which every checkpoint keeps
         self._session = Session(model, self.noise_every, noise_by_layer=self.noise_by_layer)
         self._session.begin(self._configs(), self.where, state.global_step, checkpointed=self.checkpointed)
-        if (trainer := _sender(Trainer)) is not None:
-            self._guard(trainer)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Measure what the first step after a log keeps."""
         if self._session is not None:
+            self._measuring.close()
             self._session.step_begin()
+            self._measuring.enter_context(self._session.measuring())
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Stop measuring: all passes of the step are done."""
+        self._measuring.close()
 
     def on_log(
         self,
@@ -117,45 +144,42 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         """Give the model back as it was."""
         self._end()
 
-    def _guard(self, trainer: Trainer) -> None:
-        """Put forward and backward of each step inside what measures it and cleans up after an exception.
+    def _ending(self, train: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a Trainer's ``train`` with an end of the session whatever it raises."""
 
-        Not between two events: the Trainer has none for a step that breaks off.
-        """
-        step, before = trainer.training_step, vars(trainer).get("training_step")
-
-        @wraps(step)
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            if self._session is None:
-                return step(*args, **kwargs)
+        @wraps(train)
+        def ending(*args: Any, **kwargs: Any) -> Any:
             try:
-                with self._session.measuring():
-                    return step(*args, **kwargs)
-            except BaseException:
+                return train(*args, **kwargs)
+            finally:
                 self._end()
-                raise
 
-        def unguard() -> None:
-            if before is None:
-                del trainer.training_step
-            else:
-                trainer.training_step = before
+        return ending
 
-        trainer.training_step = guarded
-        self._unguard = unguard
+    def _begin(self, state: TrainerState) -> None:
+        """Take note of the run by its state, which is one object for all callbacks of a run."""
+        for other in [each for each in _in_training if each is not self]:
+            other._measuring.close()  # no training begins inside a step of another: that one broke off
+            if other._state is state:
+                other._end()
+                raise ValueError(_ONE_CALLBACK)
+        self._state = state
+        _in_training.add(self)
 
     def _end(self) -> None:
+        self._measuring.close()
+        self._state = None
+        _in_training.discard(self)
         session, self._session = self._session, None
-        unguard, self._unguard = self._unguard, None
-        if unguard is not None:
-            unguard()
         if session is not None:
             session.end()
 
     def _configs(self) -> Configs | None:
         if self.planned is None:
             return self.config
-        return {name: None if fields is None else SketchConfig(**fields) for name, fields in self.planned.items()}
+        return PlannedConfigs(
+            {name: None if fields is None else SketchConfig(**fields) for name, fields in self.planned.items()}
+        )
 
     def _plan(self, model: nn.Module, dataloader: Any, args: TrainingArguments) -> dict[str, dict[str, Any] | None]:
         assert self.budget is not None
@@ -177,21 +201,4 @@ def _first_batch(dataloader: Any, size: int, device: torch.device) -> dict[str, 
     return dict(tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), dict(batch)))
 
 
-def _before_the_loggers(callback: TrainerCallback) -> None:
-    """Move a callback to the front of its handler's list, so that what it adds to a log reaches every logger."""
-    handler = _sender(CallbackHandler)
-    if handler is not None and callback in handler.callbacks:
-        if sum(isinstance(each, SketchCallback) for each in handler.callbacks) > 1:
-            raise ValueError("a Trainer takes one SketchCallback: a mapping as its config can say what two would")
-        handler.callbacks.remove(callback)
-        handler.callbacks.insert(0, callback)
-
-
-def _sender(kind: type[Sender]) -> Sender | None:
-    """Find on the stack the Trainer or handler that sends the event: an event has no reference to it."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if isinstance(found := frame.f_locals.get("self"), kind):
-            return found
-        frame = frame.f_back
-    return None
+_in_training: WeakSet[SketchCallback] = WeakSet()  # from the beginning of a run to its end, if it has one

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ..torch_private import in_backward
-from .scopes import Mask, Scope, flat, in_force
+from .scopes import Mask, ModuleCall, Scope, flat, in_force
 
 _HANDLES, _IGNORED = "_attention_mask_hooks", "_ignores_attention_mask"
 _REST = "**"  # stands for a forward's keyword arguments without a name
@@ -43,7 +44,7 @@ def follow_attention_mask(model: nn.Module) -> None:
     for module in _concerned(model):
         module.__dict__[_HANDLES] = (
             module.register_forward_pre_hook(_before_forward, with_kwargs=True),
-            module.register_forward_hook(_after_forward, always_call=True),
+            module.register_forward_hook(_after_forward, with_kwargs=True, always_call=True),
         )
 
 
@@ -68,12 +69,27 @@ def _concerned(model: nn.Module) -> Iterator[nn.Module]:
             yield module
 
 
-def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+_Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments | None:
+    """Put the scope of this call in force, and give torch keyword arguments that tell as long as the call runs."""
     if torch.compiler.is_compiling() or in_backward():  # checkpoints recall their masks
-        return
+        return None
     around = in_force.innermost
     if around is not None and around.holds:
-        return
+        return None
+    scope = _scope_for(module, args, kwargs)
+    if scope is None:
+        return None
+    call = ModuleCall(kwargs)
+    scope.module, scope.call = weakref.ref(module), weakref.ref(call)
+    in_force.put(scope)
+    return args, call
+
+
+def _scope_for(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scope | None:
+    """Return the scope of a call with these arguments, or None if the scope around it stays in force."""
     parameters = _parameters(type(module).forward)
 
     def given(name: str) -> Any:
@@ -81,14 +97,14 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         return args[position] if position < len(args) else kwargs.get(name)
 
     mask = given("attention_mask")
-    caller = sys._getframe(1)  # which calls forward next
     if module.__dict__.get(_IGNORED):
-        in_force.put(Scope(None, caller, holds=True))
-    elif _OTHER_INPUTS & parameters.keys() or given("encoder_hidden_states") is not None:
-        in_force.put(Scope(None, caller))
-    elif isinstance(mask, Tensor) and mask.dim() == 2 and not mask.is_floating_point():
+        return Scope(None, holds=True)
+    if _OTHER_INPUTS & parameters.keys() or given("encoder_hidden_states") is not None:
+        return Scope(None)
+    if isinstance(mask, Tensor) and mask.dim() == 2 and not mask.is_floating_point():
         rows, whole = torch.ops.backsketch.counting_rows(mask)
-        in_force.put(Scope(None if whole else Mask(rows, mask.shape), caller))
+        return Scope(None if whole else Mask(rows, mask.shape))
+    return Scope(None) if in_force.is_open(module) else None  # a call that broke off leaves the next one no mask
 
 
 def _counting_rows(mask: Tensor) -> tuple[Tensor, bool]:
@@ -116,12 +132,9 @@ def _but_the_end(mask: Tensor) -> Tensor:
     return (counts.flip(1).cumsum(1).flip(1) > 0) | ~counts[:, :1]
 
 
-def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
-    scope = in_force.innermost
-    if scope is not None and scope.caller is sys._getframe(1):
-        in_force.lift(scope)
+def _after_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    if not torch.compiler.is_compiling():
+        in_force.lift_of(kwargs)
 
 
 @lru_cache

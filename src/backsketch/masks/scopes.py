@@ -6,17 +6,15 @@ A layer that torch.compile traces takes no notice of masks: its gradient is as u
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..torch_private import in_backward
 
@@ -42,26 +40,27 @@ class Mask:
         return self.rows
 
 
+class ModuleCall(dict[str, Any]):
+    """The keyword arguments of a module's call, which only that call holds: they die with it, however it ends."""
+
+
 @dataclass(eq=False, slots=True)
 class Scope:
-    """An active mask; None stands for no mask. It ends when the ``caller`` frame has returned, or when it is lifted.
+    """An active mask; None stands for no mask. It ends when its call has, or when it is lifted.
 
     ``holds`` is set by valid_rows and ignore_attention_mask: models called inside do not replace it by their own.
+    ``module`` and ``call`` are of the module that was called with the mask; valid_rows has none.
     """
 
     mask: Mask | None
-    caller: FrameType | None = None
     holds: bool = False
+    module: weakref.ref[nn.Module] | None = None
+    call: weakref.ref[ModuleCall] | None = None
 
     @property
     def ended(self) -> bool:
-        """Tell whether the call is no longer running: torch runs no hook after a KeyboardInterrupt."""
-        if self.caller is None:
-            return False
-        frame: FrameType | None = sys._getframe()
-        while frame is not None and frame is not self.caller:
-            frame = frame.f_back
-        return frame is None
+        """Tell whether the call is over: torch runs no hook after a KeyboardInterrupt, so nobody lifts the scope."""
+        return self.call is not None and self.call() is None
 
 
 class InForce(threading.local):
@@ -77,6 +76,10 @@ class InForce(threading.local):
             self._scopes.pop()
         return self._scopes[-1] if self._scopes else None
 
+    def is_open(self, module: nn.Module) -> bool:
+        """Tell whether a scope of ``module`` is in force: it calls itself, or a traceback keeps its last call alive."""
+        return any(s.module is not None and s.module() is module and not s.ended for s in self._scopes)
+
     def put(self, scope: Scope) -> None:
         """Put a scope in force."""
         self._scopes.append(scope)
@@ -84,6 +87,13 @@ class InForce(threading.local):
     def lift(self, scope: Scope) -> None:
         """Lift a scope and all inside it."""
         del self._scopes[self._scopes.index(scope) :]
+
+    def lift_of(self, call: object) -> None:
+        """Lift the scope of a module's call, if it has one."""
+        for scope in reversed(self._scopes):
+            if scope.call is not None and scope.call() is call:
+                self.lift(scope)
+                return
 
 
 _Call: TypeAlias = tuple[int, torch.Size]  # the seed that a call drew, and the leading shape of its input

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..config import SketchConfig
 from ..table import Table, change, readable, together
+
+
+class PlannedConfigs(dict[str, SketchConfig | None]):
+    """Layer name -> config, or None to leave it exact, as a plan chose them."""
+
+    leaves_exact = "left exact by the plan"
 
 
 class PlanError(ValueError):
@@ -33,6 +40,8 @@ class Plan(Mapping[str, SketchConfig | None]):
         budget: bytes that linear inputs may keep.
         kept_before, kept_after: all bytes kept for backward, without parameters.
     """
+
+    leaves_exact: ClassVar[str] = PlannedConfigs.leaves_exact
 
     configs: Mapping[str, SketchConfig | None]
     parts: tuple[PlannedLayers, ...]

@@ -149,6 +149,8 @@ class _Run:
         try:
             with _tensorboard(self.out / TENSORBOARD, checkpoint) as board:
                 trainer = self._trainer(steps, [*sketching, *board, clock, LogEpochs(), stop, *callbacks])
+                if sketch is not None:
+                    sketch.attach(trainer)
                 if settings.eval_every is not None:
                     trainer.add_callback(EvaluateAtEnd())
                 trainer.remove_callback(PrinterCallback)
