@@ -26,15 +26,16 @@ def record_ledger(model: nn.Module, forward: Callable[[], Tensor]) -> Ledger:
         loss = forward()
     own = sizes(model_tensors(model))
     others: dict[int, dict[str, None]] = {}
-    for held in saved.held:
-        for key in sizes([held.tensor]):
-            if isinstance(held.note, _OpenCall):
-                held.note.add(key, held.tensor)
+    for held, note in saved.notes:
+        for key in sizes(held.tensors):
+            if isinstance(note, _OpenCall):
+                note.add(key, held.tensors[0])
                 if key in own:
                     others.setdefault(key, {})["the model's own parameters"] = None
             elif key not in own:
-                others.setdefault(key, {})["the loss" if held.note is None else held.note or "the model itself"] = None
-    kept = {key: size for key, size in sizes(held.tensor for held in saved.held).items() if key not in own}
+                others.setdefault(key, {})["the loss" if note is None else note or "the model itself"] = None
+    tensors = (tensor for held, _ in saved.notes for tensor in held.tensors)
+    kept = {key: size for key, size in sizes(tensors).items() if key not in own}
     calls = tuple(call.close() for call in running.calls if call.storages)
     del loss  # only now: until here it owns the graph, which owns everything counted above
     return Ledger(kept, {key: tuple(names) for key, names in others.items()}, calls)
