@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from backsketch import SketchConfig, peak_memory, plan, profile, saved_memory, sketch_, summary, unsketch_, valid_rows
 from backsketch.memory.live_storages import LiveStorage, Peak
+from backsketch.memory.recording import record_ledger
 from small import BATCH, HIDDEN, LENGTH, MIDDLE, MODELS, ROWS, gpt2, llama, mixtral, roberta, text, transformers, vit
 
 FLOAT, SEED = 4, 8
@@ -285,6 +286,20 @@ def test_a_split_group_is_warned_of():
 
 
 # What it reaches
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_every_byte_is_claimed_and_claims_hold_no_more(make):
+    model, batch = make()
+    model.train()
+    with saved_memory(model) as saved:
+        output = model(**batch)
+    ledger = record_ledger(model, lambda: model(**batch).loss)
+    assert ledger.kept == saved.activations
+    claimed = {key for claim in ledger.claims for key in claim.storages}
+    own = {key for claim in ledger.claims if claim.holder == "the model's own parameters" for key in claim.storages}
+    assert claimed - own == ledger.sizes.keys()
+    del output
 
 
 def test_the_profile_tells_which_share_is_reached_and_who_holds_the_rest():

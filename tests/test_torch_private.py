@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import backsketch
@@ -103,6 +104,51 @@ def test_nodes_show_what_they_saved():
     assert private.saves_its_output(out.grad_fn)
     assert not private.saves_its_output(F.gelu(x).grad_fn)
     assert private.producer_of(x.view(-1)) is None
+
+
+@needs_shown_saves
+def test_the_innermost_hooks_are_told():
+    outer, inner = (lambda x: x, lambda x: x), (lambda x: x.clone(), lambda x: x)
+    assert private.innermost_hooks() is None
+    with saved_tensors_hooks(*outer):
+        with saved_tensors_hooks(*inner):
+            assert private.innermost_hooks() == inner
+        assert private.innermost_hooks() == outer
+    assert private.innermost_hooks() is None
+
+
+def test_hooks_are_replaced_when_they_are_entered():
+    packed: list[str] = []
+    original = saved_tensors_hooks.__enter__, saved_tensors_hooks.__exit__
+
+    def hooks(name):
+        return lambda x: packed.append(name) or x.detach(), lambda x: x  # type: ignore[func-returns-value]
+
+    replacement = hooks("replacement")
+    given: list[Any] = []
+
+    def replace(pair):
+        given.append(pair)
+        return replacement
+
+    x = torch.ones(2, requires_grad=True)
+    own = hooks("own")
+    with private.replacing_hooks(replace), private.replacing_hooks(replace):
+        with saved_tensors_hooks(*own):
+            assert private.innermost_hooks() == replacement
+            x.square().sum().backward()
+        x.square()
+        assert private.innermost_hooks() is None
+        checkpoint(torch.square, x, use_reentrant=False)
+        with torch.autograd.graph.save_on_cpu():
+            x.square()
+    assert packed == ["replacement"] * 3, "torch no longer enters hooks by saved_tensors_hooks.__enter__"
+    assert given[0] == own
+    assert len(given) == 3
+    assert (saved_tensors_hooks.__enter__, saved_tensors_hooks.__exit__) == original
+    with saved_tensors_hooks(*own):
+        x.square()
+    assert packed[3:] == ["own"]
 
 
 def test_transforms_are_told():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .torch_private import is_traceable_wrapper_subclass, storage_id
+from .torch_private import is_traceable_wrapper_subclass, storage_id, tree_leaves
 
 
 def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
@@ -35,6 +37,32 @@ def sizes(tensors: Iterable[Tensor]) -> dict[int, int]:
 def model_tensors(model: nn.Module) -> Iterator[Tensor]:
     """Yield the parameters and buffers of ``model``."""
     return chain(model.parameters(), model.buffers())
+
+
+def tensors_within(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in ``value``: in containers and dataclasses at any depth, in other objects one level deep.
+
+    What the attributes of an object refer to in turn is not taken for its own.
+    """
+    for leaf in _leaves(value, set()):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        else:
+            yield from (each for each in _leaves(_attributes(leaf), set()) if isinstance(each, Tensor))
+
+
+def _leaves(value: Any, seen: set[int]) -> Iterator[Any]:
+    for leaf in tree_leaves(value):
+        if not is_dataclass(leaf):
+            yield leaf
+        elif id(leaf) not in seen:  # dataclasses may refer to each other
+            seen.add(id(leaf))
+            yield from _leaves([getattr(leaf, each.name, None) for each in fields(leaf)], seen)
+
+
+def _attributes(value: Any) -> list[Any]:
+    slots = chain.from_iterable(vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
+    return [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in slots)]
 
 
 _PARTS = {

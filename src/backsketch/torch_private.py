@@ -5,15 +5,18 @@ tests/test_torch_private.py fails in clear words when torch changes one of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._C import _functorch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -130,6 +133,67 @@ def saved_by(node: Any) -> Iterator[Any]:
 @lru_cache(maxsize=1024)
 def _saved_names(kind: type) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith(_SAVED))
+
+
+# Hooks on saved tensors
+
+Hooks: TypeAlias = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
+
+
+def innermost_hooks() -> Hooks | None:
+    """Return the pack and unpack that take what is saved now; before torch 2.8 only if ``replacing_hooks`` saw them.
+
+    There is no public way to ask.
+    """
+    if SHOWS_WHAT_IS_SAVED:
+        hooks: Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        return hooks
+    entered = _entered_hooks()
+    return entered[-1] if entered else None
+
+
+@contextmanager
+def replacing_hooks(replace: Callable[[Hooks], Hooks]) -> Iterator[None]:
+    """Enter, inside the block, what ``replace`` makes of the hooks that saved_tensors_hooks is given.
+
+    Torch runs the innermost hooks alone, and has no public way to see what they keep. Blocks inside and in other
+    threads must give the same ``replace``, which is asked once.
+    """
+    global _replacing
+    with _replacing_lock:
+        _replacing += 1
+        if _replacing == 1:
+            _replace_methods(replace)
+    try:
+        yield
+    finally:
+        with _replacing_lock:
+            _replacing -= 1
+            if not _replacing:
+                saved_tensors_hooks.__enter__, saved_tensors_hooks.__exit__ = _ENTER, _EXIT  # type: ignore[method-assign]
+
+
+def _replace_methods(replace: Callable[[Hooks], Hooks]) -> None:
+    def enter(self: saved_tensors_hooks) -> None:
+        hooks = replace((self.pack_hook, self.unpack_hook))
+        _ENTER(saved_tensors_hooks(*hooks))
+        _entered_hooks().append(hooks)
+
+    def leave(self: saved_tensors_hooks, *error: object) -> None:
+        _EXIT(self, *error)
+        if entered := _entered_hooks():  # not what was entered before the block
+            entered.pop()
+
+    saved_tensors_hooks.__enter__, saved_tensors_hooks.__exit__ = enter, leave  # type: ignore[method-assign]
+
+
+def _entered_hooks() -> list[Hooks]:
+    entered: list[Hooks] = _of_thread.__dict__.setdefault("entered", [])
+    return entered
+
+
+_ENTER, _EXIT = saved_tensors_hooks.__enter__, saved_tensors_hooks.__exit__
+_replacing, _replacing_lock, _of_thread = 0, threading.Lock(), threading.local()
 
 
 # torch.func

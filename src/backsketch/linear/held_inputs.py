@@ -14,10 +14,10 @@ from ..torch_private import memory_id, producer_of, saved_by, saves_its_output
 def held_by_producer(x: Tensor) -> bool:
     """Tell whether the operation that made ``x`` holds the memory of ``x`` for backward.
 
-    saved_memory and peak_memory wrap saved tensors in objects whose attribute ``tensor`` is the original.
+    saved_memory and peak_memory wrap saved tensors in objects whose attribute ``kept`` is the original.
     """
     memory = memory_id(x)
-    held = (getattr(saved, "tensor", saved) for saved in saved_by(producer_of(x)))
+    held = (getattr(saved, "kept", saved) for saved in saved_by(producer_of(x)))
     return any(isinstance(tensor, Tensor) and memory_id(tensor) == memory for tensor in held)
 
 

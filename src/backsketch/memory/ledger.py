@@ -1,45 +1,13 @@
-"""The ledger: which linear layers made autograd keep which storages, and who else holds them."""
+"""The ledger: which operations made autograd keep which storages, and what a conversion would change."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
 
 from ..config import SketchConfig
-from ..linear.keeping import kept_bytes
-
-Chosen: TypeAlias = Mapping[str, SketchConfig]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of a linear layer that keeps its input: what it read, and the storages it made autograd hold.
-
-    Where padded rows are left out, ``mask`` says by which mask: sketches under it keep it, one byte a row, once.
-    ``held`` tells that the operation that made the input keeps it: then a sketched layer keeps it too, and no sketch.
-    """
-
-    layer: str
-    source: Hashable
-    storages: frozenset[int]
-    rows: int
-    in_features: int
-    itemsize: int
-    mask: Hashable = None
-    held: bool = False
-
-    def drops_input(self, chosen: Chosen) -> bool:
-        """Tell whether this call lets go of its input: its layer is sketched and its input not kept as it is."""
-        config = chosen.get(self.layer)
-        return config is not None and not (self.held or config.keeps_input(self.rows))
-
-    def kept_under(self, config: SketchConfig) -> int:
-        """Return what it keeps beside its input: a sketch and its seed, or nothing where the input itself is kept."""
-        if self.held or config.keeps_input(self.rows):
-            return 0
-        return kept_bytes(config, self.rows, self.in_features, self.itemsize)
+from .claims import Chosen, Claim, LinearClaim
 
 
 @dataclass(frozen=True)
@@ -48,13 +16,30 @@ class Ledger:
 
     Attributes:
         sizes: storage -> bytes.
-        others: storage -> names of the modules that hold it for reasons of their own.
-        calls: every call of a linear layer that keeps its input, in order.
+        claims: why they are kept, in the order of saving; those of linear layers that keep their input come last.
     """
 
     sizes: Mapping[int, int]
-    others: Mapping[int, tuple[str, ...]]
-    calls: tuple[Call, ...]
+    claims: tuple[Claim, ...]
+
+    @cached_property
+    def calls(self) -> tuple[LinearClaim, ...]:
+        """List the claims of linear layers that keep their input, in order."""
+        return tuple(claim for claim in self.claims if isinstance(claim, LinearClaim))
+
+    @cached_property
+    def others(self) -> dict[int, tuple[str, ...]]:
+        """Return storage -> who holds it beside linear layers that keep their input."""
+        holders: dict[int, dict[str, None]] = {}
+        for claim in self._other_claims():
+            for key in claim.storages:
+                holders.setdefault(key, {})[claim.holder] = None
+        return {key: tuple(names) for key, names in holders.items()}
+
+    @cached_property
+    def hooked(self) -> frozenset[str]:
+        """Name the holders for which hooks keep something else, and that hold no input as it is."""
+        return frozenset(claim.holder for claim in self.claims if claim.replaced) - {call.layer for call in self.calls}
 
     @property
     def kept(self) -> int:
@@ -69,7 +54,7 @@ class Ledger:
             readers.setdefault(call.source, {})[call.layer] = None
         return tuple(dict.fromkeys(tuple(layers) for layers in readers.values() if len(layers) > 1))
 
-    def calls_of(self, layer: str) -> Iterator[Call]:
+    def calls_of(self, layer: str) -> Iterator[LinearClaim]:
         """Yield the calls of one layer."""
         return (call for call in self.calls if call.layer == layer)
 
@@ -98,7 +83,7 @@ class Ledger:
 
     def unpaid(self, chosen: Chosen) -> dict[str, str]:
         """Return layer -> reason for every ``chosen`` layer whose conversion would not lower the bytes kept."""
-        reasons = {}
+        reasons = dict.fromkeys(self.hooked & chosen.keys(), "hooks on saved tensors keep its input in their own way")
         for part in self.parts(chosen):
             if self.released(part) <= self.sketches(part):
                 for layer in part:
@@ -114,16 +99,18 @@ class Ledger:
         others = {key for call in self.calls if call.layer not in layers for key in call.storages}
         return {key for key in theirs - others if key in self.sizes and not self.others.get(key)}
 
-    def held_elsewhere(self, layers: Container[str]) -> dict[str, int]:
-        """Return name -> bytes of all that is kept beside the inputs of ``layers`` alone, each for its first holder."""
-        readers = {
-            key: call.layer for call in reversed(self.calls) if call.layer not in layers for key in call.storages
-        }
-        held: dict[str, int] = {}
-        for key in self.sizes.keys() - self.only_inputs(layers):
-            name = (*self.others.get(key, ()), readers.get(key, ""))[0]
-            held[name] = held.get(name, 0) + self.sizes[key]
-        return held
+    def held_elsewhere(self, layers: Container[str]) -> Iterator[tuple[Claim, int]]:
+        """Yield all that is kept beside the inputs of ``layers`` alone: the first claim of a storage, and its bytes."""
+        readers = (call for call in self.calls if call.layer not in layers)
+        first: dict[int, Claim] = {}
+        for claim in (*self._other_claims(), *readers):
+            for key in claim.storages:
+                first.setdefault(key, claim)
+        return ((first[key], self.sizes[key]) for key in self.sizes.keys() - self.only_inputs(layers))
+
+    def without_other_layers(self, layers: Container[str]) -> Ledger:
+        """Return the ledger as if no linear layer but ``layers`` kept its input."""
+        return replace(self, claims=(*self._other_claims(), *(call for call in self.calls if call.layer in layers)))
 
     def split_groups(self, chosen: Chosen) -> tuple[tuple[str, ...], ...]:
         """List the groups of which some layers are ``chosen`` and others are not, or under another config."""
@@ -142,3 +129,6 @@ class Ledger:
                 ties, layers = part[0] | ties, part[1] | layers
             parts.append((ties, layers))
         return [layers for _, layers in parts]
+
+    def _other_claims(self) -> Iterator[Claim]:
+        return (claim for claim in self.claims if not isinstance(claim, LinearClaim))

@@ -5,18 +5,18 @@ from __future__ import annotations
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..linear import compiled_operators as ops
 from ..tensor_storages import model_tensors
 from ..torch_private import TorchDispatchMode, in_backward, is_fake, tree_leaves
 from .live_storages import ACTIVATIONS, GRADIENTS, OPTIMIZER_STATES, PARAMETERS, LiveStorages, Peak, Place
+from .meter import Held, Watcher, watch_saved_tensors
 from .running_module import RunningModule
-from .saved import Held
 
 
 class peak_memory:  # noqa: N801 (a context manager, used as a verb)
@@ -46,6 +46,7 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
         self._running = RunningModule(model)
         self._stack = ExitStack()
         self._followed: set[int] = set()
+        self._saved_in: WeakKeyDictionary[Held, str | None] = WeakKeyDictionary()
         self._in_step = self._in_backward = False
         self._backward_of: str | None = None
 
@@ -83,7 +84,7 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
         if self._optimizer is not None:
             self._see_states(self._optimizer)
         self._stack.enter_context(self._running)
-        self._stack.enter_context(saved_tensors_hooks(self._pack, self._unpack))
+        self._stack.enter_context(watch_saved_tensors(Watcher(self._saved, self._unpacked)))
         self._stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         self._stack.callback(register_optimizer_step_post_hook(self._after_step).remove)
         if torch.cuda.is_available():
@@ -133,13 +134,13 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
         if parameter.grad is not None:
             self._storages.see(parameter.grad, None, GRADIENTS)
 
-    def _pack(self, tensor: Tensor) -> Held:
-        self._storages.see(tensor, None, ACTIVATIONS)
-        return Held(tensor, self._running.name)
+    def _saved(self, held: Held) -> None:
+        self._saved_in[held] = self._running.name
+        for tensor in held.tensors:
+            self._storages.see(tensor, None, ACTIVATIONS)
 
-    def _unpack(self, held: Held) -> Tensor:
-        self._backward_of = held.note
-        return held.release()
+    def _unpacked(self, held: Held) -> None:
+        self._backward_of = self._saved_in[held]
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._in_step = True

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..config import SketchConfig
 from ..table import Table, change, readable, short, starred
-from .ledger import Chosen, Ledger
+from .claims import Chosen
+from .ledger import Ledger
 from .live_storages import ACTIVATIONS, TRANSIENTS, Peak, Place
 from .remedies import remedies
 
@@ -83,15 +84,20 @@ class Profile:
     @property
     def elsewhere(self) -> tuple[tuple[str, int], ...]:
         """List who holds the rest, and its bytes: modules alike in all blocks together, the largest first."""
-        held = self.ledger.held_elsewhere(self.chosen)
+        held = _added((claim.holder, size) for claim, size in self.ledger.held_elsewhere(self.chosen))
         groups: dict[str, list[str]] = {}
         for name in held:
             groups.setdefault(starred(name), []).append(name)
-        sizes = [
+        return _largest_first(
             (pattern if len(names) > 1 else names[0], sum(held[name] for name in names))
             for pattern, names in groups.items()
-        ]
-        return tuple(sorted(sizes, key=lambda each: (-each[1], each[0])))
+        )
+
+    @property
+    def operations(self) -> tuple[tuple[str, int], ...]:
+        """List which operations saved the rest, and its bytes, the largest first; "" where torch does not show it."""
+        saved = _added((claim.operation, size) for claim, size in self.ledger.held_elsewhere(self.chosen))
+        return _largest_first(saved.items())
 
     def unpaid(self, chosen: Chosen) -> dict[str, str]:
         """Return layer -> reason for every layer that would keep no less if the ``chosen`` layers were converted."""
@@ -181,3 +187,14 @@ class Profile:
         )
         if self.advice:
             yield self.advice
+
+
+def _added(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for name, size in parts:
+        total[name] = total.get(name, 0) + size
+    return total
+
+
+def _largest_first(sizes: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(sizes, key=lambda each: (-each[1], each[0])))

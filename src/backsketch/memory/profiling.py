@@ -22,7 +22,8 @@ from ..convert.conversion import (
 from ..convert.layer_classes import sketched_type
 from ..convert.left_exact import FROZEN
 from ..masks.attention_mask import follow_attention_mask
-from .ledger import Chosen, Ledger
+from .claims import Chosen
+from .ledger import Ledger
 from .meta_device import meta_step
 from .peak import peak_memory
 from .profile_result import LayerProfile, Profile
@@ -87,7 +88,7 @@ def _layers(model: nn.Module, ledger: Ledger, chosen: Chosen, reasons: Mapping[s
         storages = {key for call in calls for key in call.storages}
         sources = {call.source: call for call in calls}
         note = reasons.get(name, "" if config else left_exact_because(module) or "not selected")
-        if not calls:
+        if not calls and name not in ledger.hooked:
             note = "keeps nothing: checkpointed or not run" if module.weight.requires_grad else FROZEN
         yield LayerProfile(
             name=name,

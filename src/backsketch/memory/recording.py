@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,7 +15,10 @@ from ..linear.inputs import input_of
 from ..linear.sharing import identity
 from ..masks.scopes import masked_rows
 from ..tensor_storages import model_tensors, sizes
-from .ledger import Call, Ledger
+from .claims import Claim, LinearClaim
+from .ledger import Ledger
+from .meter import Held
+from .operations import operations_behind
 from .running_module import RunningModule
 from .saved import saved_memory
 
@@ -23,21 +27,40 @@ def record_ledger(model: nn.Module, forward: Callable[[], Tensor]) -> Ledger:
     """Call ``forward``, which runs ``model`` to a loss, and return what is then kept for backward."""
     running = _RunningLayer(model)
     with running, saved_memory(model, note=lambda: running.call or running.name) as saved:
-        loss = forward()
-    own = sizes(model_tensors(model))
-    others: dict[int, dict[str, None]] = {}
-    for held in saved.held:
-        for key in sizes([held.tensor]):
-            if isinstance(held.note, _OpenCall):
-                held.note.add(key, held.tensor)
-                if key in own:
-                    others.setdefault(key, {})["the model's own parameters"] = None
-            elif key not in own:
-                others.setdefault(key, {})["the loss" if held.note is None else held.note or "the model itself"] = None
-    kept = {key: size for key, size in sizes(held.tensor for held in saved.held).items() if key not in own}
-    calls = tuple(call.close() for call in running.calls if call.storages)
-    del loss  # only now: until here it owns the graph, which owns everything counted above
-    return Ledger(kept, {key: tuple(names) for key, names in others.items()}, calls)
+        loss = forward()  # it owns the graph, and so everything that is held
+    own = sizes(model_tensors(model)).keys()
+    operations = operations_behind(loss)
+    claims = [_claim(held, operations.get(held, ""), note, own) for held, note in saved.notes]
+    calls = [call.close() for call in running.calls]
+    kept = sizes(tensor for held, _ in saved.notes for tensor in held.tensors)
+    return Ledger(
+        {key: size for key, size in kept.items() if key not in own},
+        tuple(claim for claim in (*claims, *calls) if claim.storages),
+    )
+
+
+def _claim(held: Held, operation: str, note: _OpenCall | str | None, own: AbstractSet[int]) -> Claim:
+    """Return whose claim a saved tensor is, beside those of linear layers, which take note of theirs."""
+    kept = sizes(held.tensors).keys()
+    claim = Claim(
+        holder=_holder(note),
+        operation=operation,
+        shape=held.shape,
+        dtype=held.dtype,
+        storages=frozenset(kept - own),
+        replaced=held.replaced,
+    )
+    if not isinstance(note, _OpenCall) or held.replaced:
+        return claim
+    inputs = frozenset(kept - sizes(note.module.parameters()).keys())
+    note.claims.append(replace(claim, storages=inputs))
+    return replace(claim, holder="the model's own parameters", storages=inputs & own)
+
+
+def _holder(note: _OpenCall | str | None) -> str:
+    if note is None:
+        return "the loss"
+    return (note.layer if isinstance(note, _OpenCall) else note) or "the model itself"
 
 
 @dataclass(eq=False, slots=True)
@@ -50,20 +73,21 @@ class _OpenCall:
     source: Hashable
     mask: Tensor | None
     held: bool
-    storages: set[int] = field(default_factory=set)
-    itemsize: int = 0
+    claims: list[Claim] = field(default_factory=list)  # of what it saved, its own weight apart
 
-    def add(self, key: int, tensor: Tensor) -> None:
-        """Take note that autograd holds ``tensor`` because of this call, unless it is the layer's own weight."""
-        if key not in sizes(self.module.parameters()):
-            self.storages.add(key)
-            self.itemsize = tensor.element_size()
-
-    def close(self) -> Call:
+    def close(self) -> LinearClaim:
         """Return the call as a record that holds no tensor."""
-        shape, held = self.x.shape, frozenset(self.storages)
-        mask = None if self.mask is None else tuple(sizes([self.mask]))
-        return Call(self.layer, self.source, held, shape[:-1].numel(), shape[-1], self.itemsize, mask, self.held)
+        saved = [claim for claim in self.claims if claim.storages]
+        return LinearClaim(
+            holder=self.layer,
+            operation=saved[-1].operation if saved else "",
+            shape=tuple(self.x.shape),
+            dtype=saved[-1].dtype if saved else self.x.dtype,
+            storages=frozenset(key for claim in saved for key in claim.storages),
+            source=self.source,
+            mask=None if self.mask is None else tuple(sizes([self.mask])),
+            held=self.held,
+        )
 
 
 class _RunningLayer(RunningModule):

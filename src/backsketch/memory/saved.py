@@ -4,45 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
-from weakref import WeakSet, finalize
+from weakref import WeakKeyDictionary, finalize
 
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch import nn
 
 from ..tensor_storages import model_tensors, sizes
-from ..torch_private import version_of
-
-
-class Held:
-    """One saved tensor, owned by the autograd node that saved it and by nothing else: it dies with the node's claim."""
-
-    __slots__ = ("__weakref__", "_version", "note", "tensor")
-
-    def __init__(self, tensor: Tensor, note: Any) -> None:
-        # An output still has its grad_fn, which owns this object: undetached, neither would ever be freed. What has
-        # none stays the very object that was saved, since others may hold weak references to it.
-        self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
-        self.note = note
-        self._version = None if tensor.is_inference() else version_of(tensor)
-
-    def release(self) -> Tensor:
-        """Return the tensor as autograd does: not if it was changed since."""
-        if self._version is not None and version_of(self.tensor) != self._version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
-                f"{self.tensor.type()} of shape {tuple(self.tensor.shape)} is at version {version_of(self.tensor)}, "
-                f"expected version {self._version}"
-            )
-        return self.tensor
+from .meter import Held, Watcher, watch_saved_tensors
 
 
 class saved_memory:  # noqa: N801 (a context manager, used as a verb)
     """Count what autograd holds for backward of everything computed inside, each storage once.
 
     The figures stay live after the block: they fall to zero as backward, or a dropped graph, lets the tensors go.
-    Tensors packed by other hooks inside (checkpointing, offloading) are theirs, not held as they are, and not counted.
+    Where other hooks run, inside or outside of the block (checkpointing, offloading, compressing), what they keep
+    instead of a tensor counts: all tensors in what their pack returns.
 
         with saved_memory(model) as saved:
             loss = model(batch).loss
@@ -50,30 +28,30 @@ class saved_memory:  # noqa: N801 (a context manager, used as a verb)
 
     Args:
         model: whose parameters and buffers are counted apart; autograd refers to them without costing a byte.
-        note: called for every saved tensor; what it returns is kept beside it in ``held``.
+        note: called for every saved tensor; ``notes`` has what it returned.
     """
 
     def __init__(self, model: nn.Module | None = None, *, note: Callable[[], Any] | None = None) -> None:
         self._model = model
         self._note = note
-        self._held: WeakSet[Held] = WeakSet()
+        self._notes: WeakKeyDictionary[Held, Any] = WeakKeyDictionary()
         self._claims: Counter[int] = Counter()  # storage -> how many saved tensors hold it
         self._own_at_entry: frozenset[int] = frozenset()
         self._now = self._most = 0
-        self._hooks = saved_tensors_hooks(self._pack, Held.release)
+        self._stack = ExitStack()
 
     def __enter__(self) -> saved_memory:
         self._own_at_entry = frozenset(self._own())
-        self._hooks.__enter__()
+        self._stack.enter_context(watch_saved_tensors(Watcher(self._saved, lambda held: None)))
         return self
 
     def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._hooks.__exit__(*error)
+        self._stack.close()
 
     @property
-    def held(self) -> list[Held]:
-        """List what is held now, one item for each saved tensor."""
-        return list(self._held)
+    def notes(self) -> list[tuple[Held, Any]]:
+        """List what is held now, one item for each saved tensor in the order of saving, with its note."""
+        return list(self._notes.items())
 
     @property
     def activations(self) -> int:
@@ -93,6 +71,15 @@ class saved_memory:  # noqa: N801 (a context manager, used as a verb)
         return sum(size for key, size in self._sizes().items() if key in own)
 
     @property
+    def by_device(self) -> dict[str, int]:
+        """Return type of device -> bytes of the activations held there now: hooks may move them to the CPU."""
+        own = self._own()
+        tensors = [tensor for held, _ in self.notes for tensor in held.tensors]
+        devices = dict.fromkeys(tensor.device.type for tensor in tensors)
+        held = {device: sizes(tensor for tensor in tensors if tensor.device.type == device) for device in devices}
+        return {device: sum(size for key, size in of.items() if key not in own) for device, of in held.items()}
+
+    @property
     def total(self) -> int:
         """Return all bytes held now."""
         return sum(self._sizes().values())
@@ -100,13 +87,11 @@ class saved_memory:  # noqa: N801 (a context manager, used as a verb)
     def __repr__(self) -> str:
         return f"saved_memory(activations={self.activations}, parameters={self.parameters})"
 
-    def _pack(self, tensor: Tensor) -> Held:
-        held = Held(tensor, self._note() if self._note else None)
-        self._held.add(held)
-        for key, size in sizes([tensor]).items():
+    def _saved(self, held: Held) -> None:
+        self._notes[held] = self._note() if self._note else None
+        for key, size in sizes(held.tensors).items():
             if key not in self._own_at_entry:
                 self._claim(held, key, size)
-        return held
 
     def _claim(self, held: Held, key: int, size: int) -> None:
         if not self._claims[key]:
@@ -122,7 +107,7 @@ class saved_memory:  # noqa: N801 (a context manager, used as a verb)
             self._now -= size
 
     def _sizes(self) -> dict[int, int]:
-        return sizes(held.tensor for held in self._held)
+        return sizes(tensor for held, _ in self.notes for tensor in held.tensors)
 
     def _own(self) -> dict[int, int]:
         return {} if self._model is None else sizes(model_tensors(self._model))

@@ -106,7 +106,7 @@ def _points(
     Configs for which one of the layers is too narrow are left out, as ``sketch_`` would refuse them.
     """
     layers = [model.get_submodule(name) for name in part]
-    own = replace(ledger, calls=tuple(call for call in ledger.calls if call.layer in part))
+    own = ledger.without_other_layers(part)
     exact = own.released(dict.fromkeys(part, configs[0]))
     yield Point(None, exact, 0.0)
     for config in configs:
