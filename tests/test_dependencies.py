@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import re
 import sys
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,42 @@ def test_a_grid_is_read_without_tomllib(monkeypatch):
     monkeypatch.setitem(sys.modules, "older_grid", grid)
     spec.loader.exec_module(grid)
     assert grid.read_grid(ROOT / "experiments" / "grids" / "memory.toml")
+
+
+# The pinned versions
+
+PIN = re.compile(r"([\w.-]+)==(\S+)(?: ; python_version (<|>=) '3\.11')?")
+
+
+def pins():
+    """Return name -> marker -> version: the marker is None where one version serves all of Python 3.10 to 3.13."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    found: dict[str, dict[str | None, str]] = {}
+    for line in lines:
+        if not line.startswith("#"):
+            match = PIN.fullmatch(line)
+            assert match, line
+            name, version, marker = match.groups()
+            assert marker not in found.setdefault(name, {}), line
+            found[name][marker] = version
+    return found
+
+
+def test_every_python_has_one_version_of_a_package():
+    for name, versions in pins().items():
+        assert set(versions) in ({None}, {"<"}, {"<", ">="}), name
+
+
+def test_a_version_that_serves_all_pythons_needs_none_newer_than_the_oldest():
+    oldest = int(PROJECT["requires-python"].removeprefix(">=3."))
+    checked = 0
+    for name, versions in pins().items():
+        try:
+            installed = metadata(name)
+        except PackageNotFoundError:
+            continue
+        if installed["Version"].split("+")[0] == versions.get(None):
+            least = re.search(r">=\s*3\.(\d+)", installed["Requires-Python"] or ">=3.0")
+            assert least is None or int(least.group(1)) <= oldest, name
+            checked += 1
+    assert checked or metadata("torch")["Version"].split("+")[0] != pins()["torch"][None]
