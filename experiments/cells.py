@@ -19,14 +19,23 @@ _SETTINGS = tuple(field.name for field in fields(Settings))
 
 
 def config_of(values: Mapping[str, Any]) -> SketchConfig | None:
-    """Return the sketch: None for ``exact``, ours for ``recommended = <share>``, or the one whose fields are given."""
+    """Return the sketch: None for ``exact``, ours for ``recommended = <share>``, or the one whose fields are given.
+
+    The records are of release 0.1, and so is what it recommended.
+    """
     given = {name: values[name] for name in _CONFIG if name in values}
     chosen = [name for name in ("exact", "recommended") if values.get(name)] + (["kind"] if given else [])
     if len(chosen) != 1:
         raise ValueError(f"a cell must have one of exact, recommended or a sketch's fields, got {chosen or 'none'}")
     if values.get("exact"):
         return None
-    return SketchConfig.recommended(values["recommended"]) if values.get("recommended") else SketchConfig(**given)
+    return _recommended_in_first_release(values["recommended"]) if values.get("recommended") else SketchConfig(**given)
+
+
+def _recommended_in_first_release(share: float) -> SketchConfig:
+    """Return what ``SketchConfig.recommended`` was in release 0.1: all rows in 8 bits if they fit, else rows in 4."""
+    bits = 8 if share >= 8.5 / 32 else 4
+    return SketchConfig(ratio=min(1.0, share / ((bits + 0.5) / 32)), bits=bits)
 
 
 def said(values: Mapping[str, Any]) -> dict[str, Any]:

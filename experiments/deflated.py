@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from backsketch import SketchConfig, noise
 from backsketch.linear.keeping import kept_bytes, sketch_for
 from backsketch.linear.weight_gradient import weight_gradient
-from backsketch.storage.packing import pack
+from backsketch.storage.packing import StoredRows
 
-_BASIS_STREAM, _DITHER_STREAM = 0x2545F491, 0x5DEECE66D
+_BASIS_STREAM = 0x2545F491
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,9 @@ class _Deflated(torch.autograd.Function):
         rest = torch.addmm(sketch.compress(rows), sketch.compress(core), basis.t(), alpha=-1)
         kept: tuple[Tensor, ...] = (rest,)
         if config.bits is not None:
-            kept = pack(rest, config.bits, torch.Generator().manual_seed(int(seed) ^ _DITHER_STREAM))
+            stored = StoredRows.empty(rest, len(rest), rest.shape[1], config.bits, config.rotate, int(seed))
+            stored.write(rest)
+            kept = (stored.codes, stored.ranges)
         ctx.save_for_backward(weight, basis, core, valid, seed, *kept)
         ctx.config = config
         return F.linear(x, weight, bias)

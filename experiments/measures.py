@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import throughput
 import torch
 from cells import SKETCH, config_of, said, settings_of
 
-from backsketch import ignore_attention_mask
+from backsketch import SketchConfig, ignore_attention_mask
 from backsketch.programs.glue import finetune as tuning
 from backsketch.programs.glue.loading import encode, load
 from backsketch.programs.glue.reading import Examples, read_file, read_task, task_files
@@ -54,7 +54,10 @@ class Measure:
 
     def differing(self, values: Values, record: Mapping[str, Any]) -> list[str]:
         """List the settings in which a record differs from its cell; it was then made from another cell."""
-        return _differing(json.loads(json.dumps(self.said(values))), record["settings"])
+        settings = dict(record["settings"])
+        if settings.get("config"):  # a field that did not exist then has its default
+            settings["config"] = {**asdict(SketchConfig()), **settings["config"]}
+        return _differing(json.loads(json.dumps(self.said(values))), settings)
 
 
 def check_finetune(values: Values, places: Places) -> None:

@@ -59,7 +59,7 @@ def with_config(config):
 @pytest.fixture
 def seed(monkeypatch):
     """Fix the seed of the next sketches, so that a test can rebuild S."""
-    monkeypatch.setattr(algorithm, "draw_seed", lambda: torch.tensor(123))
+    monkeypatch.setattr(algorithm, "draw_seed", lambda device: torch.tensor(123))
     return 123
 
 

@@ -23,6 +23,7 @@ from backsketch_bench.timing import best_times
 from commands import call, check_mistake, python
 from glue_files import WORDS
 from tiny_bert import save_tiny_bert
+from tiny_llama import save_tiny_llama
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -70,7 +71,11 @@ MISTAKES = [
     (["frontier", "--model", "model", "--data", "nowhere", "--columns", "a,b"], "data must be a file, got 'nowhere'"),
     (["frontier", "--model", "model", "--data", "x.tsv", "--columns", "a,c"], "columns must be among a, b, got c"),
     (["frontier", "--model", "model", "--data", "x.tsv", "--columns", "a,b"], "at least 32 examples with these col"),
-    (["frontier", "--data", "x.tsv"], "data and columns are for a model of yours: give --model too"),
+    (["frontier", "--data", "x.tsv"], "data, columns and text are for a model of yours: give --model too"),
+    (["frontier", "--text", "x.tsv"], "data, columns and text are for a model of yours: give --model too"),
+    (["frontier", "--model", "model", "--text", "nowhere"], "text must be a file, got 'nowhere'"),
+    (["frontier", "--model", "model", "--text", "x.tsv", "--data", "x.tsv"], "for an encoder, not both"),
+    (["frontier", "--dtype", "int8"], "dtype must be one of float32, bfloat16, got int8"),
     (["frontier", "--steps", "0"], "steps must be a positive integer, got 0"),
 ]
 
@@ -150,8 +155,30 @@ def test_the_frontier_command_measures_the_byte_model(tmp_path, monkeypatch, cap
     assert max(map(len, table)) <= 80
     record = json.loads((tmp_path / "bench" / "quick" / "frontier.json").read_text())
     kept = {point["family"]: point["bytes"] for point in record["results"]["points"] if point["config"]["ratio"] == 0.1}
-    assert kept["4 bits"] < kept["8 bits"] < kept["paper"]
+    assert kept["2 bits rotated"] < kept["3 bits rotated"] < kept["8 bits rotated"] < kept["paper"]
     assert (tmp_path / "bench" / "quick" / "frontier.png").exists()
+
+
+def test_the_frontier_command_measures_a_language_model_in_its_type(tmp_path, capsys):
+    save_tiny_llama(tmp_path / "model")
+    (tmp_path / "text.txt").write_text(" ".join(WORDS[number % len(WORDS)] for number in range(300)))
+    options = ["--model", str(tmp_path / "model"), "--text", str(tmp_path / "text.txt"), "--dtype", "bfloat16"]
+    assert main(["frontier", *options, "--quick", "--json", "--threads", "1", "--out", str(tmp_path)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record == json.loads((tmp_path / "frontier-lm-bfloat16.json").read_text())
+    used, results = record["settings"], record["results"]
+    assert (used["layers"], used["dtype"], used["padding"], used["left_out"]) == (7, "bfloat16", 0, ["lm_head"])
+    assert not any(point["masked"] for point in results["points"])
+    kept = next(point for point in results["points"] if point["family"] == "8 bits")
+    assert kept["bytes"] > 0.5  # a byte a value and its ranges, of inputs with two
+    assert set(results["layers"]) >= {point["worst"] for point in results["points"]}
+
+
+def test_a_text_must_have_more_tokens_than_a_window(tmp_path, capsys):
+    save_tiny_llama(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("a few words")
+    options = ["--model", str(tmp_path / "model"), "--text", str(tmp_path / "text.txt")]
+    check_mistake(["frontier", *options], "text must have more than 128 tokens, got 3", capsys)
 
 
 def test_the_frontier_command_measures_a_model_of_ones_own(tmp_path, capsys):

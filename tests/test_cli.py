@@ -68,10 +68,10 @@ def test_the_help_of_finetune_tells_kinds_and_defaults(monkeypatch, capsys):
     assert main(["finetune", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert ", ".join(SKETCHES) in shown
-    assert "default: rows in 4 bits, a tenth of the bytes" in shown
+    assert "default: rows in 3 bits, rotated, a tenth of fp32 bytes" in shown
     assert "0 is off. Default: about 50 times a run" in shown
     assert "DIR/CoLA/train.tsv" in shown
-    assert SketchConfig.recommended().bits == 4
+    assert SketchConfig.recommended().bits == 3
 
 
 def test_help_lists_the_commands(capsys):
@@ -94,7 +94,7 @@ MISTAKES = [
     (["finetune", "--task", "cola", "--ratio", "2"], "ratio must be in (0, 1], got 2.0"),
     (["finetune", "--task", "cola", "--ratio", "0.1", "--dim", "3"], "give ratio or dim, not both"),
     (["finetune", "--task", "cola", "--kind", "colour"], "kind must be one of"),
-    (["finetune", "--task", "cola", "--bits", "3"], "bits must be"),
+    (["finetune", "--task", "cola", "--bits", "5"], "bits must be"),
     (["finetune", "--task", "cola", "--exact", "--bits", "4"], "--exact keeps everything: it excludes --bits"),
     (["finetune", "--task", "cola", "--exact", "--ignore-mask"], "it excludes --ignore-mask"),
     (["finetune", "--task", "cola", "--exact", "--noise-layer", "*"], "it excludes --noise-layer"),

@@ -92,7 +92,7 @@ def test_a_biased_gradient_is_found(monkeypatch, capsys):
     found = json.loads(capsys.readouterr().out)
     assert not found["healthy"]
     failed = [finding["config"] for finding in found["self_test"] if not finding["ok"]]
-    assert failed == ["rows 25%", "rows 71.1%, 4 bits"]
+    assert failed == ["rows 25%", "rows 98.5%, 3 bits, rotated"]
     assert main(["doctor"]) == 1
     shown = capsys.readouterr().out
     assert "FAIL  cpu     rows 25%" in shown

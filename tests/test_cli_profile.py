@@ -131,7 +131,8 @@ def test_its_figures_are_those_of_a_real_step(place):
     real = backsketch.profile(model, **inputs)
     assert told["kept"] == {"before": real.kept_before, "after": real.kept_after, "if_all": real.kept_if_all}
     assert told["kept"]["before"] == kept(model, inputs)
-    assert told["peak"]["after"]["total"] == pytest.approx(real.peak_after.total, rel=2e-3)
+    table = 64 * 64 * 4  # of the rotation, which on a GPU is one product with a table; here it is two smaller ones
+    assert abs(told["peak"]["after"]["total"] - table - real.peak_after.total) <= 2e-3 * real.peak_after.total
     assert told["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert SketchConfig(**told["config"]) == SketchConfig(**told["recommended"]) == SketchConfig.recommended()
     assert [layer["name"] for layer in told["layers"]] == [layer.name for layer in real.layers]
@@ -150,8 +151,8 @@ def test_what_it_shows_fits_a_terminal_and_what_it_recommends_is_what_it_says(ca
 
 def test_its_noise_is_said_to_be_computed_and_not_measured(capsys):
     shown = " ".join(run(capsys, "bert", "--batch", "8", "--seq", "16").split())
-    assert "computed from the config and not measured on this model: 0.41 by leaving rows out (1/ratio - 1," in shown
-    assert "about 0.08 by rounding to 4 bits (a rule of thumb, measured on one encoder)" in shown
+    assert "computed from the config and not measured on this model: 0.016 by leaving rows out (1/ratio - 1," in shown
+    assert "about 0.04 by rounding to 3 bits (a rule of thumb, measured on one encoder)" in shown
 
 
 def with_peak(found, share):
@@ -320,7 +321,7 @@ def test_a_budget_counts_the_layers_that_its_config_finds_narrow(budget, keep, g
     x = torch.randn(4096, 64)
     today = 4096 * (64 + 2 + 4) * 4
     found = backsketch.profile(model, x, config=SketchConfig.recommended(keep))
-    config = profile_command._within(budget, model, found, given)
+    config = profile_command._within(budget, model, found, given, SketchConfig.recommended)
     before, after = linear_inputs(backsketch.profile(model, x, config=config))
     assert today - before + after <= budget * today
 

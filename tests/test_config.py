@@ -6,10 +6,12 @@ import pickle
 
 import numpy
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from backsketch import SKETCHES, SketchConfig
+from backsketch.config import ROUNDING_NOISE
 from backsketch.linear.keeping import kept_bytes
 
 
@@ -22,6 +24,7 @@ def test_defaults_are_plain():
         "max_dim": None,
         "block": None,
         "bits": None,
+        "rotate": False,
         "center": False,
     }
 
@@ -87,7 +90,9 @@ def test_dim_is_never_zero_and_never_above_the_rows(ratio, rows, min_dim):
         ({"block": -128}, ValueError, ["block", "-128"]),
         ({"block": 12.5}, TypeError, ["block", "12.5"]),
         ({"block": "128"}, TypeError, ["block", "'128'"]),
-        ({"bits": 3}, ValueError, ["bits", "3", "8"]),
+        ({"bits": 5}, ValueError, ["bits", "5", "8"]),
+        ({"rotate": True}, ValueError, ["rotate=True", "bits"]),
+        ({"bits": 4, "rotate": 1}, TypeError, ["rotate", "1"]),
         ({"bits": True}, ValueError, ["bits", "True"]),
         ({"bits": 4.0}, ValueError, ["bits", "4.0"]),
         ({"center": 1}, TypeError, ["center", "1"]),
@@ -99,22 +104,34 @@ def test_bad_values_name_the_argument_the_value_and_what_is_allowed(arguments, e
     assert all(word in str(caught.value) for word in words)
 
 
-@pytest.mark.parametrize("keep", [0.01, 0.05, 0.07, 0.08, 0.1, 0.125, 0.14, 0.15, 0.25, 0.27, 0.5, 0.99])
-def test_recommended_keeps_no_more_than_asked(keep):
-    config = SketchConfig.recommended(keep)
-    assert kept_bytes(config, 10_000, 768, 4) <= keep * 10_000 * 768 * 4 * 1.001
-    assert config.bits == (8 if keep >= 0.266 else 4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("keep", [0.01, 0.05, 0.08, 0.1, 0.125, 0.14, 0.2, 0.25, 0.27, 0.5, 0.99])
+def test_recommended_keeps_no_more_than_asked_of_the_inputs_own_bytes(keep, dtype):
+    config = SketchConfig.recommended(keep, dtype)
+    assert kept_bytes(config, 10_000, 768, dtype.itemsize) <= keep * 10_000 * 768 * dtype.itemsize * 1.001
 
 
 def test_recommended_takes_all_rows_where_they_fit():
     assert SketchConfig.recommended(1.0) == SketchConfig(ratio=1.0)
-    assert SketchConfig.recommended(0.3) == SketchConfig(ratio=1.0, bits=8)
-    assert SketchConfig.recommended(0.15) == SketchConfig(ratio=1.0, bits=4)
+    for keep, bits in ((0.3, 8), (0.15, 4), (0.102, 3), (0.075, 2)):
+        assert SketchConfig.recommended(keep) == SketchConfig(ratio=1.0, bits=bits, rotate=True)
+    assert SketchConfig.recommended(0.15, torch.bfloat16) == SketchConfig(ratio=1.0, bits=2, rotate=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_noise_of_recommended_never_rises_with_what_it_keeps(dtype):
+    configs = [SketchConfig.recommended(step / 500, dtype) for step in range(1, 500)]
+    noise = [(1 + ROUNDING_NOISE[config.bits or 8, True]) / (config.ratio or 1) - 1 for config in configs]
+    sizes = [kept_bytes(config, 10_000, 768, dtype.itemsize) for config in configs]
+    assert noise == sorted(noise, reverse=True)
+    assert sizes == sorted(sizes)
 
 
 def test_recommended_refuses_what_is_not_a_share():
     with pytest.raises(ValueError, match="keep must be in"):
         SketchConfig.recommended(keep=0)
+    with pytest.raises(TypeError, match="dtype must be a floating-point"):
+        SketchConfig.recommended(dtype=torch.int8)
 
 
 def test_numbers_of_other_libraries_become_plain_ones():

@@ -25,6 +25,7 @@ BROUGHT_BY = {  # module -> the distribution that installs it, where their names
     "click": "typer",
     "huggingface-hub": "transformers",
     "safetensors": "transformers",
+    "tokenizers": "transformers",
     "sklearn": "scikit-learn",
     "tomllib": "tomli",
 }

@@ -109,7 +109,9 @@ def test_the_settings_of_the_readme_have_the_noise_of_the_record():
         share = kept_bytes(config, 100_000, 768, 4) / (100_000 * 768 * 4)
         assert f"{100 * share:.1f}" == kept, setting
         fields = {
-            name: getattr(config, name) for name in ("kind", "ratio", "bits") if getattr(config, name) is not None
+            name: getattr(config, name)
+            for name in ("kind", "ratio", "bits", "rotate")
+            if getattr(config, name) is not None
         }
         assert float(unpadded) == noise(False, **fields), setting
         if padded:

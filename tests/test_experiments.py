@@ -92,7 +92,7 @@ def test_a_wrong_grid_is_refused(tmp_path, text, complaint):
 
 def test_a_cell_has_one_sketch():
     assert config_of({"exact": True}) is None
-    assert config_of({"recommended": 0.1}) == SketchConfig.recommended(0.1)
+    assert str(config_of({"recommended": 0.1})) == "rows, ratio=0.7111, bits=4"  # as the records have it
     for wrong in ({}, {"exact": True, "ratio": 0.1}):
         with pytest.raises(ValueError, match="one of exact, recommended"):
             config_of(wrong)

@@ -14,10 +14,13 @@ from cases import FORMS, within_five_standard_errors
 
 ROWS, FEATURES, OUTPUTS = 26, 7, 5
 CASES = [
-    SketchConfig(kind=kind, block=block, ratio=ratio, bits=bits, center=center)
-    for (kind, block), bits, center, ratio in itertools.product(FORMS, (None, 8, 4, 2), (False, True), (0.3, 1.0))
+    SketchConfig(kind=kind, block=block, ratio=ratio, bits=bits, rotate=rotate, center=center)
+    for (kind, block), (bits, rotate), center, ratio in itertools.product(
+        FORMS, ((None, False), (8, False), (4, True), (3, False), (2, True)), (False, True), (0.3, 1.0)
+    )
     if ratio < 1 or (kind == "rows" and block is None)
 ]
+STORAGES = [(bits, rotate) for bits in (8, 4, 3, 2) for rotate in (False, True)]
 
 
 def data(rows=ROWS, dtype=torch.float32):
@@ -37,13 +40,18 @@ def test_gradient_is_unbiased(config, masked):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("config", [SketchConfig(ratio=0.5, bits=4, center=True), SketchConfig(ratio=1.0, bits=2)])
-def test_gradient_is_unbiased_in_every_dtype(config, dtype):
-    x, y, _ = data(dtype=dtype)
-    samples = [weight_gradient(keep(x, config, draw_seed()), y, config, FEATURES) for _ in range(200)]
+@pytest.mark.parametrize(("bits", "rotate"), STORAGES)
+@pytest.mark.parametrize("features", [FEATURES, 300])
+def test_gradient_is_unbiased_in_every_dtype_and_storage(bits, rotate, dtype, features):
+    """300 features are two full groups and a shorter one; more outputs than rows, so that rows are rotated back."""
+    config = SketchConfig(ratio=0.5, bits=bits, rotate=rotate, center=True)
+    x = (torch.randn(ROWS, features) + torch.linspace(-2, 2, features)).to(dtype)
+    y = torch.randn(ROWS, OUTPUTS if features == FEATURES else 40).to(dtype)
+    samples = [weight_gradient(keep(x, config, draw_seed()), y, config, features) for _ in range(200)]
     assert samples[0].dtype == dtype
     exact = y.double().t() @ x.double()
-    assert within_five_standard_errors(torch.stack(samples), exact, 3 * torch.finfo(dtype).eps * exact.abs().max())
+    rounding = 3 * torch.finfo(dtype).eps * float(exact.abs().max())
+    assert within_five_standard_errors(torch.stack(samples), exact, rounding)
 
 
 @pytest.mark.parametrize("features", [1, 3, 128, 200, 768])
@@ -52,12 +60,6 @@ def test_gradient_is_unbiased_in_every_dtype(config, dtype):
 def test_bytes_kept_are_those_announced(config, dtype, features):
     kept = keep(torch.randn(40, features, dtype=dtype), config, draw_seed())
     assert sum(tensor.untyped_storage().nbytes() for tensor in kept) == kept_bytes(config, 40, features, dtype.itemsize)
-
-
-@pytest.mark.parametrize(("bits", "share"), [(8, 0.27), (4, 0.145), (2, 0.085)])
-def test_bits_keep_a_small_share_of_the_fp32_bytes(bits, share):
-    config = SketchConfig(ratio=1.0, bits=bits)
-    assert kept_bytes(config, 4096, 768, 4) / (4096 * 768 * 4) <= share
 
 
 @pytest.mark.parametrize("kind", ["rows", "gaussian", "hash", "hadamard"])
@@ -149,10 +151,13 @@ def test_the_default_dtype_does_not_matter():
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
-def test_values_as_far_apart_as_floats_go_give_a_finite_gradient(bits):
+def test_values_far_apart_give_a_finite_gradient_and_further_apart_than_floats_go_none(bits):
     config = SketchConfig(ratio=1.0, bits=bits)
-    x = (torch.randint(0, 2, (6, 200)) * 2.0 - 1) * 3e38
-    torch.testing.assert_close(weight_gradient(keep(x, config, draw_seed()), torch.eye(6), config, 200), x)
+    signs = torch.randint(0, 2, (6, 200)) * 2.0 - 1
+    found = weight_gradient(keep(signs * 1e38, config, draw_seed()), torch.eye(6), config, 200)
+    assert (found - signs * 1e38).abs().max() <= 2.02e38 / (2**bits - 1) / 2
+    found = weight_gradient(keep(signs * 3e38, config, draw_seed()), torch.eye(6), config, 200)
+    assert not found.isfinite().any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -161,16 +166,16 @@ def test_slabs_of_packed_rows_add_up(dtype, monkeypatch):
     x, y, _ = data(dtype=dtype)
     kept = keep(x, config, draw_seed())
     whole = weight_gradient(kept, y, config, FEATURES)
-    monkeypatch.setattr("backsketch.linear.weight_gradient._UNPACKED_ROWS", 6)
+    monkeypatch.setattr("backsketch.linear.weight_gradient._READ_ROWS", 6)
     torch.testing.assert_close(weight_gradient(kept, y, config, FEATURES), whole)
 
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("ratio", [0.7, 1.0])
 def test_rows_are_packed_without_a_copy_of_all_of_them(ratio, masked):
-    x, config = torch.randn(8192, 256), SketchConfig(ratio=ratio, bits=4)
-    valid = torch.rand(8192) < 0.8 if masked else None
+    x, config = torch.randn(16384, 256), SketchConfig(ratio=ratio, bits=4)
+    valid = torch.rand(16384) < 0.8 if masked else None
     with peak_memory() as peak:
         kept = keep(x, config, torch.tensor(1), valid)
     beyond = peak.total - x.nbytes - sum(tensor.nbytes for tensor in kept)
-    assert 0 < beyond < x.nbytes * 0.6
+    assert 0 < beyond < x.nbytes * 0.4

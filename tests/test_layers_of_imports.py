@@ -12,7 +12,8 @@ SOURCE = Path(backsketch.__file__).parent
 # The parts of the package (folders and single files) in order. A part may import itself and the parts before it.
 ORDER = [
     {"torch_private"},
-    {"numerics", "seeds", "table", "tensor_storages"},
+    {"numerics", "random_words", "table", "tensor_storages"},
+    {"seeds"},
     {"sketches"},
     {"storage"},
     {"config"},

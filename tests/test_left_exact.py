@@ -14,7 +14,7 @@ from backsketch.convert.left_exact import narrow_reason
 from backsketch.linear.keeping import kept_bytes
 from small import gpt2, mixtral
 
-BITS = SketchConfig.recommended()
+BITS = SketchConfig(ratio=0.71, bits=4)
 ROWS = 4096
 
 
@@ -42,15 +42,14 @@ def kept(model, x):
 @pytest.mark.parametrize(
     ("features", "dtype", "config", "converted"),
     [
-        (1, torch.float32, BITS, False),  # 160%
-        (4, torch.float32, BITS, True),  # 44%
-        (4, torch.bfloat16, BITS, False),  # 89%
-        (8, torch.bfloat16, BITS, False),  # 53%
-        (9, torch.bfloat16, BITS, False),  # 51%: 4 bits take a byte for the last
-        (12, torch.bfloat16, BITS, True),  # 42%
-        (6, torch.float32, SketchConfig(ratio=1.0, bits=8), False),  # 58%
-        (64, torch.bfloat16, SketchConfig(ratio=1.0, bits=8), True),  # 56%, and 53% of any wide input: as asked for
-        (16, torch.bfloat16, SketchConfig(ratio=1.0, bits=8), False),  # 75%
+        (1, torch.float32, BITS, False),  # 89%
+        (4, torch.float32, BITS, True),  # 27%
+        (4, torch.bfloat16, BITS, False),  # 53%
+        (5, torch.bfloat16, BITS, True),  # 50%: 4 bits take a byte for the last
+        (8, torch.bfloat16, BITS, True),  # 36%
+        (3, torch.float32, SketchConfig(ratio=1.0, bits=8), False),  # 58%
+        (64, torch.bfloat16, SketchConfig(ratio=1.0, bits=8), True),  # 53%, and 52% of any wide input: as asked for
+        (16, torch.bfloat16, SketchConfig(ratio=1.0, bits=8), False),  # 63%
         (1, torch.float32, SketchConfig(ratio=0.9), True),
         (1, torch.bfloat16, SketchConfig(ratio=0.1, center=True), True),
         (1, torch.float32, SketchConfig(dim=8, bits=4), True),  # of any batch worth sketching it keeps little
@@ -67,11 +66,11 @@ def test_the_reason_has_the_figure():
     model = sketch_(narrow_and_wide(torch.bfloat16), BITS)
     assert sketched(model) == {"2"}
     assert reasons(model) == {
-        "0": "narrow: of 1 feature in bfloat16 it would keep 320% of the bytes",
-        "4": "narrow: of 4 features in bfloat16 it would keep 89% of the bytes",
+        "0": "narrow: of 1 feature in bfloat16 it would keep 178% of the bytes",
+        "4": "narrow: of 4 features in bfloat16 it would keep 53% of the bytes",
     }
     share = kept_bytes(BITS, 10**6, 4, 2) / (10**6 * 4 * 2)
-    assert f"{share:.0%}" == "89%"
+    assert f"{share:.0%}" == "53%"
 
 
 def test_a_conv1d_is_narrow_by_its_inputs():
@@ -86,7 +85,7 @@ def test_patterns_do_not_make_a_narrow_layer_worth_it_and_one_that_was_sketched_
     with pytest.warns(UserWarning, match="converted no layer"):
         sketch_(model, {"0": BITS})
     assert sketched(model) == {"2", "4"}
-    assert "160%" in reasons(model)["0"]
+    assert "89%" in reasons(model)["0"]
 
 
 def test_what_was_said_for_other_reasons_is_said_still():

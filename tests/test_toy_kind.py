@@ -32,7 +32,7 @@ class Replaced(Sketch):
         return rows / dim
 
     def compress(self, x: Tensor) -> Tensor:
-        drawn = torch.randint(self.rows, (self.dim,), generator=self.generator(x.device), device=x.device)
+        drawn = (self.draws(x.device).keys(self.dim) >> 31) % self.rows
         return x.index_select(0, drawn)
 
     def flops(self, features: int) -> int:

@@ -29,7 +29,10 @@ class Activation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subject:
-    """A model, how to draw a batch for it, how to get its loss, and what to say of it in a record."""
+    """A model, how to draw a batch for it, how to get its loss, and what to say of it in a record.
+
+    ``left_out`` names linear layers that are not measured.
+    """
 
     model: nn.Module
     draw: Callable[[], Batch]
@@ -37,13 +40,16 @@ class Subject:
     settings: Mapping[str, Any]
     steps: int
     learning_rate: float
+    left_out: tuple[str, ...] = ()
 
 
-def collect(subject: Subject, draws: int = 9) -> list[Activation]:
+def collect(subject: Subject, draws: int = 9, dtype: torch.dtype = torch.float32) -> list[Activation]:
     """Run one forward and one backward and return the tensors of every linear layer, in the order of their calls.
 
-    The batch is the one with the median padding of ``draws``, because single batches differ a lot in it.
+    The batch is the one with the median padding of ``draws``, because single batches differ a lot in it. The model is
+    cast to ``dtype`` first, and stays so.
     """
+    subject.model.to(dtype)
     calls: list[tuple[str, Tensor, list[Tensor]]] = []
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
@@ -54,8 +60,9 @@ def collect(subject: Subject, draws: int = 9) -> list[Activation]:
 
         return hook
 
-    linear = [(name, module) for name, module in subject.model.named_modules() if isinstance(module, nn.Linear)]
-    handles = [module.register_forward_hook(watch(name)) for name, module in linear]
+    linear = {name: module for name, module in subject.model.named_modules() if isinstance(module, nn.Linear)}
+    measured = [name for name in linear if name not in subject.left_out]
+    handles = [linear[name].register_forward_hook(watch(name)) for name in measured]
     batches = sorted((subject.draw() for _ in range(draws)), key=lambda batch: _valid_share(batch["attention_mask"]))
     batch = batches[draws // 2]
     try:
@@ -77,7 +84,7 @@ def _valid_share(mask: Tensor) -> float:
 
 
 def token_layers(activations: Sequence[Activation]) -> list[Activation]:
-    """Return the layers that see every token: those of the encoder."""
+    """Return the layers that see every token: those of the encoder or decoder."""
     return [activation for activation in activations if activation.valid is not None]
 
 

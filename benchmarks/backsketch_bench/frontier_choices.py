@@ -11,8 +11,10 @@ from backsketch.config import STORED_BITS
 PAPER = "paper"
 RATIOS = (0.5, 0.3, 0.2, 0.1, 0.05)
 PAPER_RATIOS = (0.9, *RATIOS)
-STORED_RATIOS = (1.0, 0.85, 0.7, 0.5, 0.35, 0.2, 0.1)
-CENTERED_RATIOS = (1.0, 0.5, 0.1)
+STORED_RATIOS = (1.0, 0.7, 0.5, 0.2, 0.1)
+BLOCKED_RATIO = 0.1
+COMPARED_RATIOS = (1.0, 0.5)  # of settings that are there to see what rotation or centring changes
+CENTERED_BITS = 3
 BUDGETS = (0.2, 0.125, 0.1, 0.08, 0.05, 0.03)
 BLOCK = 128
 
@@ -31,54 +33,62 @@ class Choice:
 
     @property
     def short(self) -> str:
-        """Name the setting in few characters: "rows 0.5, 4 bits, mask"."""
+        """Name the setting in few characters: "rows 0.5, 4 bits, rotate, mask"."""
         config = self.config
         parts = [f"{config.kind} {config.ratio}", *([f"block {config.block}"] if config.block else [])]
         parts += [f"{config.bits} bits"] if config.bits else []
-        parts += ["center"] * config.center + ["mask"] * self.masked + ["paper"] * (self.family == PAPER)
+        parts += ["rotate"] * config.rotate + ["center"] * config.center
+        parts += ["mask"] * self.masked + ["paper"] * (self.family == PAPER)
         return ", ".join(parts)
 
 
-def grid() -> list[Choice]:
-    """Return every point of the frontier."""
+def grid(*, padded: bool) -> list[Choice]:
+    """Return every point of the frontier; settings that leave padding out only where something is ``padded``."""
     paper = [Choice(PAPER, SketchConfig(kind="gaussian", ratio=ratio)) for ratio in PAPER_RATIOS]
-    return [*paper, *_kinds(), *_stored()]
+    choices = [*paper, *_kinds(), *_stored()]
+    return [choice for choice in choices if padded or not choice.masked]
 
 
-def within(budget: float) -> list[Choice]:
-    """Return the settings of ``rows`` that keep just that share of the fp32 bytes, or all rows if they fit."""
+def within(budget: float, itemsize: int, *, padded: bool) -> list[Choice]:
+    """Return the settings of ``rows`` that keep just that share of their input's bytes, or all rows if they fit.
+
+    Args:
+        itemsize: bytes of one value of the input.
+    """
     return [
-        Choice(_family(bits, False, masked), config, masked)
+        Choice(_family(config, masked), config, masked)
         for bits in STORED_BITS
-        for masked in (False, True)
-        for config in [SketchConfig(ratio=min(1.0, budget / row_share(bits)), bits=bits)]
+        for rotate in (False, True)
+        for masked in ((False, True) if padded else (False,))
+        for config in [SketchConfig(ratio=min(1.0, budget / row_share(bits, itemsize)), bits=bits, rotate=rotate)]
     ]
 
 
-def row_share(bits: int) -> float:
-    """Return what a stored row takes of its fp32 bytes: the codes, and 8 bytes a group of 128 values."""
-    return (bits + 0.5) / 32
+def row_share(bits: int, itemsize: int) -> float:
+    """Return what a stored row takes of its bytes: the codes, and 4 bytes for each group of 128 values."""
+    return (bits + 0.25) / (8 * itemsize)
 
 
 def _kinds() -> Iterator[Choice]:
-    for kind, block in (("rows", None), ("hash", None), ("gaussian", BLOCK), ("hadamard", BLOCK)):
+    for kind in ("rows", "hash"):
         for ratio in RATIOS:
-            yield Choice(kind, SketchConfig(kind=kind, ratio=ratio, block=block))
+            yield Choice(kind, SketchConfig(kind=kind, ratio=ratio))
+    for kind in ("gaussian", "hadamard"):
+        yield Choice(kind, SketchConfig(kind=kind, ratio=BLOCKED_RATIO, block=BLOCK))
     for ratio in RATIOS:
         yield Choice("rows mask", SketchConfig(ratio=ratio), masked=True)
-    for ratio in RATIOS:
-        config = SketchConfig(kind="hadamard", ratio=ratio, block=BLOCK, center=True)
-        yield Choice("hadamard center mask", config, masked=True)
 
 
 def _stored() -> Iterator[Choice]:
     for bits in STORED_BITS:
-        for center in (False, True):
-            for masked in (False, True):
-                for ratio in CENTERED_RATIOS if center else STORED_RATIOS:
-                    config = SketchConfig(ratio=ratio, bits=bits, center=center)
-                    yield Choice(_family(bits, center, masked), config, masked)
+        rotated = [SketchConfig(ratio=ratio, bits=bits, rotate=True) for ratio in STORED_RATIOS]
+        plain = [SketchConfig(ratio=ratio, bits=bits) for ratio in COMPARED_RATIOS]
+        yield from (Choice(_family(config, False), config) for config in (*rotated, *plain))
+        yield from (Choice(_family(config, True), config, masked=True) for config in rotated)
+    for ratio in COMPARED_RATIOS:
+        config = SketchConfig(ratio=ratio, bits=CENTERED_BITS, rotate=True, center=True)
+        yield Choice(_family(config, False), config)
 
 
-def _family(bits: int, center: bool, masked: bool) -> str:
-    return f"{bits} bits{' center' * center}{' mask' * masked}"
+def _family(config: SketchConfig, masked: bool) -> str:
+    return f"{config.bits} bits{' rotated' * config.rotate}{' center' * config.center}{' mask' * masked}"

@@ -1,6 +1,6 @@
-"""The frontier as a picture, from its record alone: bytes kept across, added noise upwards.
+"""The frontier as a picture, from its records alone: a panel for each record, bytes kept across, added noise upwards.
 
-python benchmarks/frontier_figure.py benchmarks/reports/frontier.json
+python benchmarks/frontier_figure.py RECORD [RECORD] [--before RECORD]
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,77 +16,85 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-_INK, _QUIET, _GUIDE, _PAPER, _FEW = "#1b1f24", "#5b6570", "#8a949e", "#c0392b", "#0b7a75"
-_LEFT, _RIGHT, _BOTTOM, _TOP = 0.0068, 1.08, 7e-5, 60
+from .frontier_curves import Curve, curves
+
+_INK, _QUIET, _GUIDE = "#1b1f24", "#5b6570", "#8a949e"
+STYLE: dict[Any, Any] = {"svg.hashsalt": "frontier", "font.size": 11, "axes.edgecolor": _GUIDE, "text.color": _INK}
+_LEFT, _RIGHT, _BOTTOM, _TOP = 0.018, 1.05, 1.5e-3, 70
+GUIDES = ((1.0, "like half the batch"), (0.1, "like a batch 9% smaller"))
+Record = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """How a family is drawn, and where its label stands: ``offset`` points from the point at ``place``."""
-
-    family: str
-    label: str
-    color: str
-    marker: str
-    place: int
-    offset: tuple[float, float]
-    align: str = "left"
-    width: float = 1.6
-    style: str = "-"
-
-
-CURVES = (
-    Curve("hadamard", "", "#b9c0c8", "D", -1, (0, 0)),
-    Curve("hash", "", "#b9c0c8", "P", -1, (0, 0)),
-    Curve("rows", "rows, hash,\nblocked Hadamard", "#76818c", "o", 0, (-9, -10), "right"),
-    Curve("rows mask", "rows, padding left out", "#3d4650", "o", -1, (0, -17), "center"),
-    Curve("2 bits mask", "rows in 2 bits", "#d9820a", "v", 0, (0, 9)),
-    Curve("8 bits mask", "rows in 8 bits", "#2f6db5", "^", -1, (9, -4)),
-    Curve("4 bits", "4 bits, padding kept", _FEW, "o", -1, (9, -3), "left", 1.3, "--"),
-    Curve("4 bits mask", "rows in 4 bits", _FEW, "o", -3, (-2, -21), "right", 2.8),
-    Curve("paper", "the paper's Gaussian: the line to beat", _PAPER, "s", 1, (6, 8), "left", 2.8),
-)
-GUIDES = ((1.0, "as noisy as SGD itself: like half the batch"), (0.1, "a batch 9% smaller: invisible in training"))
-
-
-def write_figure(record: Path) -> list[Path]:
-    """Draw the record beside itself, as SVG and as PNG."""
-    paths = [record.with_suffix(suffix) for suffix in (".svg", ".png")]
-    with rc_context({"svg.hashsalt": "frontier", "font.size": 11, "axes.edgecolor": _GUIDE, "text.color": _INK}):
-        figure = draw(json.loads(record.read_text()))
+def write_figure(records: Sequence[Path], before: Path | None = None) -> list[Path]:
+    """Draw the records beside the first of them, as SVG and as PNG; ``before`` is of earlier storage."""
+    paths = [records[0].with_suffix(suffix) for suffix in (".svg", ".png")]
+    with rc_context(STYLE):
+        earlier = None if before is None else json.loads(before.read_text())
+        figure = draw([json.loads(record.read_text()) for record in records], earlier)
         for path in paths:
             figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
     return paths
 
 
-def draw(record: Mapping[str, Any]) -> Figure:
-    """Return the figure of a record."""
-    figure = Figure(figsize=(9.6, 6.0), facecolor="white")
-    axes = figure.add_axes((0.09, 0.1, 0.88, 0.76))
-    points = record["results"]["points"]
-    _frame(axes)
-    for value, text in GUIDES:
-        axes.axhline(value, color=_GUIDE, linewidth=1, linestyle=(0, (5, 4)), zorder=1)
-        axes.annotate(text, (_LEFT, value), (6, -13), textcoords="offset points", color=_QUIET, fontsize=9.5)
-    for curve in CURVES:
-        _draw_curve(axes, curve, sorted((p["bytes"], p["noise"]) for p in points if p["family"] == curve.family))
-    _draw_gain(axes, points)
-    used = record["settings"]
-    figure.text(0.025, 0.945, "Few bits beat fewer rows", fontsize=17, weight="bold")
-    what = f"{used['model']} fine-tuned for {used['steps']} steps on {used['data']}"
-    detail = f"mean of {used['layers']} linear layers. {used['padding']:.0%} of the rows are padding"
-    figure.text(0.025, 0.9, f"{what}, {detail}; rows in few bits leave it out.", fontsize=9.5, color=_QUIET)
+def draw(records: Sequence[Record], before: Record | None = None) -> Figure:
+    """Return the figure of one record, or of two side by side."""
+    width = 9.6 if len(records) == 1 else 12.4
+    figure = Figure(figsize=(width, 6.2), facecolor="white")
+    left = 1.24 / width  # room for the label, whatever the width
+    room = (0.99 - left) / len(records)
+    for place, record in enumerate(records):
+        axes = figure.add_axes((left + place * (room + 0.004), 0.115, room - 0.02, 0.7))
+        _draw_panel(axes, record, before if place == 0 else None, first=place == 0, alone=len(records) == 1)
+    used = records[0]["settings"]
+    figure.text(0.02, 0.943, _message(records[0]), fontsize=17, weight="bold")
+    what = (
+        f"{used['model']}, trained for {used['steps']} steps on {used['data']}; mean of {used['layers']} linear layers"
+    )
+    padding = f"; {used['padding']:.0%} of the rows are padding" if used["padding"] else "; nothing is padded"
+    figure.text(0.02, 0.9, what + padding, fontsize=10, color=_QUIET)
     return figure
 
 
-def _frame(axes: Axes) -> None:
+def _message(record: Record) -> str:
+    """Say the one thing to remember: what a tenth of the memory costs."""
+    tenth = at_a_tenth(record)
+    if tenth is None:
+        return "What is kept for backward, and the gradient noise that costs"
+    return f"A tenth of the memory for linear inputs: {_percent(tenth)} more gradient noise"
+
+
+def at_a_tenth(record: Record) -> float | None:
+    """Return the least noise of the settings that keep a tenth of the bytes, padding included."""
+    points = record["results"]["budgets"].get("0.1", [])
+    return min((point["noise"] for point in points if not point["masked"]), default=None)
+
+
+def _draw_panel(axes: Axes, record: Record, before: Record | None, *, first: bool, alone: bool) -> None:
+    dtype = record["settings"]["dtype"]
+    _frame(axes, dtype, first=first)
+    for value, text in GUIDES:
+        axes.axhline(value, color=_GUIDE, linewidth=1, linestyle=(0, (5, 4)), zorder=1)
+        if first:
+            axes.annotate(
+                text, (_RIGHT, value), (-4, -12), textcoords="offset points", ha="right", color=_QUIET, size=9
+            )
+    for curve in curves(record, before):
+        _draw_curve(axes, curve, labelled=first)
+    _draw_gain(axes, record)
+    if not alone and (tenth := at_a_tenth(record)) is not None:
+        title = f"in {dtype}: a tenth of the bytes, +{_percent(tenth)} noise"
+        axes.set_title(title, fontsize=11.5, weight="bold", loc="left", color=_QUIET)
+
+
+def _frame(axes: Axes, dtype: str, *, first: bool) -> None:
     axes.set(xscale="log", yscale="log")
-    axes.set_xlabel("kept for backward, share of the fp32 input", color=_QUIET)
-    axes.set_ylabel("noise added to ∂W, relative to SGD's own", color=_QUIET)
-    shares = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+    axes.set_xlabel(f"share of the input's {dtype} bytes kept for backward", color=_QUIET)
+    shares = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
     axes.set_xticks(shares, [f"{share:.0%}" for share in shares])
-    noises = (0.0001, 0.001, 0.01, 0.1, 1, 10)
-    axes.set_yticks(noises, [f"{noise:g}" if noise > 0.0001 else "0.0001" for noise in noises])
+    noises = (0.01, 0.1, 1, 10)
+    axes.set_yticks(noises, ["+1%", "+10%", "+100%", "+1000%"] if first else [""] * len(noises))
+    if first:
+        axes.set_ylabel("extra gradient noise (variance),\nrelative to the noise a batch has anyway", color=_QUIET)
     axes.set(xlim=(_LEFT, _RIGHT), ylim=(_BOTTOM, _TOP))
     axes.minorticks_off()
     axes.tick_params(colors=_QUIET, length=0, pad=6)
@@ -97,10 +104,8 @@ def _frame(axes: Axes) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _draw_curve(axes: Axes, curve: Curve, points: list[tuple[float, float]]) -> None:
-    if len(points) < 3:
-        return
-    shares, noises = zip(*points, strict=True)
+def _draw_curve(axes: Axes, curve: Curve, *, labelled: bool) -> None:
+    shares, noises = zip(*curve.points, strict=True)
     bold = curve.width > 2
     axes.plot(
         shares,
@@ -109,17 +114,21 @@ def _draw_curve(axes: Axes, curve: Curve, points: list[tuple[float, float]]) -> 
         marker=curve.marker,
         linestyle=curve.style,
         linewidth=curve.width,
-        markersize=7 if bold else 5,
+        markersize=6,
         markeredgecolor="white",
         markeredgewidth=0.8,
         zorder=4 if bold else 3,
     )
+    if not labelled:
+        return
+    share, noise = min(curve.points, key=lambda point: (abs(math.log(point[0] / curve.near)), point[1]))
     axes.annotate(
         curve.label,
-        points[curve.place],
+        (share, noise),
         curve.offset,
         textcoords="offset points",
         ha=curve.align,
+        va="center",
         color=curve.color,
         fontsize=11 if bold else 10,
         weight="bold" if bold else "normal",
@@ -127,28 +136,32 @@ def _draw_curve(axes: Axes, curve: Curve, points: list[tuple[float, float]]) -> 
     )
 
 
-def _draw_gain(axes: Axes, points: list[dict[str, Any]]) -> None:
-    """Mark how much less noise 4 bits add where the paper's Gaussian keeps a tenth of the bytes."""
-    paper = [p["noise"] for p in points if p["family"] == "paper" and math.isclose(p["config"]["ratio"], 0.1)]
-    best, kept = (_within_tenth(points, family) for family in ("4 bits mask", "4 bits"))
-    if not paper or best is None or kept is None:
+def _draw_gain(axes: Axes, record: Record) -> None:
+    """Mark how much less noise there is where the paper's Gaussian keeps a tenth of the bytes."""
+    points, best = record["results"]["points"], at_a_tenth(record)
+    paper = [p["noise"] for p in points if p["family"] == "paper" and p["config"]["ratio"] == 0.1]
+    if not paper or best is None:
         return
-    start, end = (best["bytes"], paper[0] / 1.35), (best["bytes"], best["noise"] * 1.4)
-    axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": _INK, "linewidth": 1.3})
-    gain, gain_kept = paper[0] / best["noise"], paper[0] / kept["noise"]
-    text = f"{gain:.0f}× less noise in the same bytes\n({gain_kept:.0f}× with padding kept)"
-    place: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "top", "linespacing": 1.3}
-    axes.annotate(text, (best["bytes"], best["noise"]), (-2, -27), fontsize=10, **place)
+    arrow = {"arrowstyle": "-|>", "color": _INK, "linewidth": 1.3}
+    axes.annotate("", (0.1, best * 1.15), (0.1, paper[0] / 1.2), arrowprops=arrow, zorder=5)
+    place: dict[str, Any] = {"textcoords": "offset points", "va": "center", "linespacing": 1.25, "fontsize": 10.5}
+    axes.annotate(f"{_figures(paper[0] / best)}× less\nnoise", (0.1, 1.75), (7, 0), weight="bold", **place)
 
 
-def _within_tenth(points: list[dict[str, Any]], family: str) -> dict[str, Any] | None:
-    few = [point for point in points if point["family"] == family and point["bytes"] <= 0.1]
-    return max(few, key=lambda point: point["bytes"], default=None)
+def _percent(noise: float) -> str:
+    return f"{_figures(100 * noise)}%"
+
+
+def _figures(value: float) -> str:
+    """Write a number with at most two figures: 5.1, 67, 250."""
+    return f"{float(f'{value:.2g}'):g}"
 
 
 def main() -> None:
-    """Draw a record anew."""
+    """Draw records anew."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("record", type=Path)
-    for path in write_figure(parser.parse_args().record):
+    parser.add_argument("records", type=Path, nargs="+")
+    parser.add_argument("--before", type=Path, help="record of earlier storage, for a curve in the first panel")
+    given = parser.parse_args()
+    for path in write_figure(given.records, given.before):
         print(f"wrote {path}")

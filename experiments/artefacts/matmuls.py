@@ -20,7 +20,7 @@ KINDS = ("gaussian", "rademacher", "cosine", "fourier")
 def render(records: list[Record]) -> tuple[str, Figure | None]:
     """Return score and relative time by kind and ratio."""
     ways = ["exact", *(f"{kind} {ratio}" for kind in KINDS for ratio in RATIOS), "rows 0.1", "recommended 0.1"]
-    lines = [[*_named(way), _score(records, way), _time(records, way), *_in_the_paper(way)] for way in ways]
+    lines = [[*_named(records, way), _score(records, way), _time(records, way), *_in_the_paper(way)] for way in ways]
     text = (
         "Matthews correlation on CoLA's development file after the last step, times 100; ± is the standard deviation "
         "over seeds, and the small number counts them; a score of one seed may be off by as much. Time of a step "
@@ -32,11 +32,11 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
     return text, None
 
 
-def _named(way: str) -> tuple[str, str]:
+def _named(records: list[Record], way: str) -> tuple[str, str]:
     kind, _, ratio = way.partition(" ")
-    if kind == "recommended":
-        chosen = SketchConfig.recommended(float(ratio))
-        ratio = f"{chosen.ratio:.2f}, {chosen.bits} bits"
+    if kind == "recommended" and (found := select(records, "glue", way=way)):
+        chosen = SketchConfig(**found[0]["settings"]["config"])  # of that time
+        ratio = f"{chosen.ratio:.2f}" + (f", {chosen.bits} bits" if chosen.bits else "")
     return CALLED.get(kind) or shown(way), ratio or "1"
 
 

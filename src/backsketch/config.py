@@ -15,7 +15,19 @@ import torch
 from .sketches import SKETCHES
 
 DEFAULT_RATIO = 0.1
-STORED_BITS = (8, 4, 2)
+STORED_BITS = (8, 4, 3, 2)
+
+# (bits, rotate) -> D² / D²_SGD of rounding all rows: the mean over the layers in benchmarks/reports/frontier.json
+ROUNDING_NOISE = {
+    (8, False): 0.000096,
+    (4, False): 0.028,
+    (3, False): 0.13,
+    (2, False): 0.69,
+    (8, True): 0.000027,
+    (4, True): 0.0077,
+    (3, True): 0.035,
+    (2, True): 0.19,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +43,10 @@ class SketchConfig:
         block: rows a block for the dense and transform kinds, which then cost one small matrix a block instead of
             one matrix (or transform) over all rows. ``rows`` and ``hash`` touch each row once and have no matrix to
             block, so it changes nothing for them.
-        bits: how kept rows are stored: as they are (None), or in 8, 4 or 2 bits a value, without bias.
+        bits: how kept rows are stored: as they are (None), or in 8, 4, 3 or 2 bits a value, without bias.
         center: keep the mean row exactly and sketch only what is left.
+        rotate: with ``bits``, multiply each group of 128 features by a fixed orthonormal matrix before rounding, and
+            undo that on the weight gradient. Outliers then cost much less noise, at a few per cent of a step's time.
     """
 
     kind: str = "rows"
@@ -43,6 +57,7 @@ class SketchConfig:
     block: int | None = None
     bits: int | None = None
     center: bool = False
+    rotate: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str):
@@ -64,21 +79,34 @@ class SketchConfig:
                 raise ValueError(f"bits must be None or one of {STORED_BITS}, got {self.bits!r}")
             object.__setattr__(self, "bits", int(self.bits))
         check_flag("center", self.center)
+        check_flag("rotate", self.rotate)
+        if self.rotate and self.bits is None:
+            raise ValueError(
+                "rotate=True needs bits, one of "
+                f"{STORED_BITS}: it lowers the noise of rounding, and rows stored as they are (bits=None) have none"
+            )
         self.as_json  # noqa: B018  # now, as torch.compile can read it but not make it
 
     @classmethod
-    def recommended(cls, keep: float = 0.1) -> SketchConfig:
-        """Return our best setting that keeps at most about the share ``keep`` of the input's fp32 bytes.
+    def recommended(cls, keep: float = 0.1, dtype: torch.dtype = torch.float32) -> SketchConfig:
+        """Return our best setting that keeps at most about the share ``keep`` of the bytes of an input in ``dtype``.
 
-        Rows in few bits: all of them in 8 bits where they fit, else as many as do in 4. At equal bytes that adds less
-        noise than other kinds, more bits or 2 bits, and the mean row gains nothing (benchmarks/reports/frontier.json).
-        From 0.141 to 0.265, all rows in 4 bits, no more is kept. In bf16, half as large, the same is twice the share.
+        Rows in few bits, rotated: of the numbers of bits the one with the least noise on a real encoder when as many
+        rows are kept as fit (benchmarks/reports/frontier.json). Bytes that all rows do not need are not used.
+
+        Args:
+            keep: the share to keep, in (0, 1]. Of fp32 inputs 0.1 is nearly all rows in 3 bits; of bf16 inputs, which
+                are half as large, 0.71 of the rows in 2 bits.
+            dtype: the inputs' own type: under autocast that of autocast.
         """
         share = _share("keep", keep)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise TypeError(f"dtype must be a floating-point torch.dtype, got {dtype!r}")
         if share == 1:
             return cls(ratio=1.0)
-        bits = 8 if share >= _row_share(8) else 4
-        return cls(ratio=min(1.0, share / _row_share(bits)), bits=bits)
+        ratios = {bits: min(1.0, share / _row_share(bits, dtype)) for bits in STORED_BITS}
+        bits = min(ratios, key=lambda each: (1 + ROUNDING_NOISE[each, True]) / ratios[each])
+        return cls(ratio=ratios[bits], bits=bits, rotate=True)
 
     @cached_property
     def as_json(self) -> str:
@@ -127,9 +155,9 @@ def check_flag(name: str, value: object) -> None:
         raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
-def _row_share(bits: int) -> float:
-    """Return what a row stored in ``bits`` bits takes of its fp32 bytes: its codes, and 8 bytes for each 128 values."""
-    return (bits + 0.5) / 32
+def _row_share(bits: int, dtype: torch.dtype) -> float:
+    """Return what a row stored in ``bits`` bits takes of its own bytes: its codes, and 4 bytes for each 128 values."""
+    return (bits + 0.25) / (8 * dtype.itemsize)
 
 
 def _share(name: str, value: object) -> float:

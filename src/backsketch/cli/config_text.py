@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from ..config import SketchConfig
+from ..config import ROUNDING_NOISE, SketchConfig
 from ..sketches import SKETCHES
 
 
 def in_words(config: SketchConfig) -> str:
-    """Name a config in few words: "rows 71.1%, 4 bits"."""
+    """Name a config in few words: "rows 98.5%, 3 bits, rotated"."""
     size = f"{config.kind} " + (f"{100 * (config.ratio or 0.1):.3g}%" if config.dim is None else str(config.dim))
     block = [f"block {config.block}"] if config.block else []
     bits = [f"{config.bits} bits"] if config.bits else []
-    return ", ".join([size, *block, *bits, *["center"] * config.center])
+    return ", ".join([size, *block, *bits, *["rotated"] * config.rotate, *["center"] * config.center])
 
 
 def as_code(config: SketchConfig) -> str:
@@ -38,12 +38,9 @@ def noise_in_words(config: SketchConfig) -> str | None:
         formula = "1/ratio - 1, for every model and all data; less with padding"
         sources.append(f"{multiple:.2g} by leaving rows out ({formula})")
     if config.bits is not None:
-        size = f"{_ROUNDING[config.bits] / config.ratio:.1g}"
+        size = f"{ROUNDING_NOISE[config.bits, config.rotate] / config.ratio:.1g}"
         sources.append(f"about {size} by rounding to {config.bits} bits (a rule of thumb, measured on one encoder)")
     return (
         "The noise it adds to weight gradients, in units of the batch's own, computed from the config and not measured "
         f"on this model: {'; '.join(sources)}. NoiseMonitor measures it in training."
     )
-
-
-_ROUNDING = {8: 0.0002, 4: 0.055, 2: 1.1}  # with all rows, mean over the layers in benchmarks/reports/frontier.json

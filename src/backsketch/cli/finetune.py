@@ -11,7 +11,7 @@ from typer import Option
 
 from ..config import SketchConfig
 from ..planning.plan_result import PlanError
-from .options import SKETCH, Bits, Block, Center, Dim, Kind, Ratio, check_budget, given_fields, parse_budget
+from .options import SKETCH, Bits, Block, Center, Dim, Kind, Ratio, Rotate, check_budget, given_fields, parse_budget
 from .problems import STOPPED, Problem, need, users_mistakes
 
 RECIPE, RUN = "Recipe (defaults: the paper's values for the task)", "The run"
@@ -35,6 +35,7 @@ def finetune(
     bits: Bits = None,
     block: Block = None,
     center: Center = False,
+    rotate: Rotate = False,
     budget: Annotated[
         str | None,
         Option(
@@ -119,7 +120,7 @@ def finetune(
     To continue a run that was stopped, repeat the command without --overwrite. For a finished run this shows the
     result.
     """
-    given = given_fields(kind, ratio, dim, bits, block, center)
+    given = given_fields(kind, ratio, dim, bits, block, center, rotate)
     others: dict[str, object] = {
         "budget": budget, "exclude": exclude, "ignore-mask": ignore_mask, "noise-every": noise_every,
         "noise-layer": noise_layer,

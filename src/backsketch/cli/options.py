@@ -11,7 +11,7 @@ from typer import Option
 from ..sketches import SKETCHES
 from .problems import Problem
 
-SKETCH = "What layers keep (default: rows in 4 bits, a tenth of the bytes)"
+SKETCH = "What layers keep (default: rows in 3 bits, rotated, a tenth of fp32 bytes)"
 
 KINDS = f"Kind of sketch: {', '.join(SKETCHES)}. Default: rows."
 BLOCK = "Sketch blocks of so many rows: cheaper for all kinds except rows and hash. Default: all rows at once."
@@ -27,12 +27,15 @@ Dim: TypeAlias = Annotated[
 Bits: TypeAlias = Annotated[
     int | None,
     Option(
-        help="Store kept rows in 8, 4 or 2 bits; as they are if only other options of this group are given.",
+        help="Store kept rows in 8, 4, 3 or 2 bits; as they are if only other options of this group are given.",
         rich_help_panel=SKETCH,
     ),
 ]
 Block: TypeAlias = Annotated[int | None, Option(help=BLOCK, rich_help_panel=SKETCH)]
 Center: TypeAlias = Annotated[bool, Option("--center", help="Also keep the mean row, exactly.", rich_help_panel=SKETCH)]
+Rotate: TypeAlias = Annotated[
+    bool, Option("--rotate", help="Rotate rows before --bits round them: much less noise.", rich_help_panel=SKETCH)
+]
 
 Seed: TypeAlias = Annotated[int, Option(help="Seed of all random numbers.")]
 Quick: TypeAlias = Annotated[bool, Option("--quick", help="Use small sizes, to see that it runs.")]
@@ -44,10 +47,17 @@ AsJson: TypeAlias = Annotated[bool, Option("--json", help="Print the record as J
 
 
 def given_fields(
-    kind: str | None, ratio: float | None, dim: int | None, bits: int | None, block: int | None, center: bool
+    kind: str | None,
+    ratio: float | None,
+    dim: int | None,
+    bits: int | None,
+    block: int | None,
+    center: bool,
+    rotate: bool,
 ) -> dict[str, Any]:
     """Return the fields of a SketchConfig that the user gave."""
-    fields = {"kind": kind, "ratio": ratio, "dim": dim, "bits": bits, "block": block, "center": center or None}
+    fields = {"kind": kind, "ratio": ratio, "dim": dim, "bits": bits, "block": block}
+    fields |= {"center": center or None, "rotate": rotate or None}
     return {name: value for name, value in fields.items() if value is not None}
 
 

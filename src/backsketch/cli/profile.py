@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from typing import Annotated, Any
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, TypeAlias
 
 import torch
 from rich.console import Console
@@ -17,12 +19,27 @@ from ..memory.profile_result import Profile
 from ..memory.profiling import profile as profile_step
 from ..planning.budget import as_budget
 from ..planning.planner import RATIOS
-from .options import SKETCH, AsJson, Bits, Block, Center, Dim, Kind, Ratio, check_budget, given_fields, parse_budget
+from .options import (
+    SKETCH,
+    AsJson,
+    Bits,
+    Block,
+    Center,
+    Dim,
+    Kind,
+    Ratio,
+    Rotate,
+    check_budget,
+    given_fields,
+    parse_budget,
+)
 from .problems import Problem, need, users_mistakes
 from .profile_report import ModelReport, linear_inputs
 
 KEEPS = (0.27, 0.1, 0.05)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+Recommended: TypeAlias = Callable[..., SketchConfig]  # SketchConfig.recommended, for the type of the model
 
 
 def profile(
@@ -48,6 +65,7 @@ def profile(
     bits: Bits = None,
     block: Block = None,
     center: Center = False,
+    rotate: Rotate = False,
     budget: Annotated[
         str | None,
         Option(
@@ -65,7 +83,7 @@ def profile(
     model of any size takes seconds and no memory. For attention and dropout it
     counts what the fused kernels of a GPU keep.
     """
-    given = given_fields(kind, ratio, dim, bits, block, center)
+    given = given_fields(kind, ratio, dim, bits, block, center, rotate)
     for name, value in (("batch", batch), ("seq", seq)):
         if value < 1:
             raise Problem(f"{name} must be a positive integer, got {value}")
@@ -73,7 +91,7 @@ def profile(
         raise Problem(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     check_budget(budget, given)
     with users_mistakes():
-        config = SketchConfig(**given) if given else SketchConfig.recommended()
+        asked = SketchConfig(**given) if given else None
         limit = None if budget is None else as_budget(parse_budget(budget))
         _check_device(device)
     need("transformers", "transformers")
@@ -93,16 +111,19 @@ def profile(
             raise ValueError(f"seq must be at most {most}, the positions that the model has, got {seq}")
         inputs = make_batch(network, chosen_head, batch=batch, seq=seq, device=device)
 
+    recommended = partial(SketchConfig.recommended, dtype=DTYPES[used])
+    config = recommended() if asked is None else asked
+
     def measure(one: SketchConfig) -> Profile:
         with Console(stderr=True).status(f"computing a step under {one}"):
             return _measure(network, inputs, one, device)
 
     if limit is not None:
         with users_mistakes():
-            config = _within(limit, network, measure(config), given)
+            config = _within(limit, network, measure(config), given, recommended)
     profiles = {config: measure(config)}
-    preferred = _best(network, profiles[config]) if given else config
-    for other in [preferred] if given else [] if budget else map(SketchConfig.recommended, KEEPS):
+    preferred = _best(network, profiles[config], recommended) if given else config
+    for other in [preferred] if given else [] if budget else map(recommended, KEEPS):
         if other not in profiles:
             profiles[other] = measure(other)
     about = {
@@ -143,10 +164,13 @@ def _measure(network: nn.Module, inputs: dict[str, Any], config: SketchConfig, d
         raise Problem(f"a step of this model failed on {device}: {reason}{hint}", code=1) from error
 
 
-def _within(limit: int | float, network: nn.Module, found: Profile, given: dict[str, Any]) -> SketchConfig:
+def _within(
+    limit: int | float, network: nn.Module, found: Profile, given: dict[str, Any], recommended: Recommended
+) -> SketchConfig:
     """Return the config with the most rows under which linear inputs keep no more than the budget."""
+    ours = [recommended(step / 500) for step in range(1, 501)]
+    candidates = [SketchConfig(**{**given, "ratio": share}) for share in RATIOS] if given else ours
     inputs = _LinearInputs(network, found)
-    candidates = [SketchConfig(**{**given, "ratio": share}) for share in RATIOS] if given else _RECOMMENDED
     most = limit if isinstance(limit, int) else int(limit * inputs.today)
     place = bisect_right(candidates, most, key=inputs.under)
     if place == 0:
@@ -158,16 +182,13 @@ def _within(limit: int | float, network: nn.Module, found: Profile, given: dict[
     return candidates[place - 1]
 
 
-def _best(network: nn.Module, found: Profile) -> SketchConfig:
+def _best(network: nn.Module, found: Profile, recommended: Recommended) -> SketchConfig:
     """Return the recommended config that keeps at most as many bytes of the linear inputs."""
     before, after = linear_inputs(found)
     try:
-        return _within(_LinearInputs(network, found).today - before + after, network, found, {})
+        return _within(_LinearInputs(network, found).today - before + after, network, found, {}, recommended)
     except ValueError:  # no recommended config is as small
-        return SketchConfig.recommended()
-
-
-_RECOMMENDED = [SketchConfig.recommended(step / 500) for step in range(1, 501)]
+        return recommended()
 
 
 class _LinearInputs:
@@ -177,7 +198,7 @@ class _LinearInputs:
         self._network = network
         self._ledger = found.ledger
         # The smallest config finds the fewest layers narrow: those that any other would convert are among its own.
-        smallest = _RECOMMENDED[0]
+        smallest = SketchConfig.recommended(1 / 500)
         self.today = self._ledger.released(dict.fromkeys([*configs_for(network, smallest), *found.chosen], smallest))
 
     def under(self, config: SketchConfig) -> int:

@@ -15,7 +15,7 @@ from ..linear.algorithm import EXACT_IN_CHECKPOINT, INPUT_IS_HELD, RAN_IN_CHECKP
 from ..masks.attention_mask import follow_attention_mask, forget_attention_mask
 from ..torch_private import SHOWS_WHAT_IS_SAVED
 from .layer_classes import exact_type, is_sketched, sketched_type
-from .left_exact import NEVER_CALLED, lora_b_layers, lora_b_reason, narrow_reason, uncalled_layers
+from .left_exact import NEVER_CALLED, lora_b_layers, lora_b_reason, narrow_reason, uncalled_layers, weight_of
 from .name_rules import NameRules
 from .sharded import become
 
@@ -58,7 +58,8 @@ def sketch_(
         config: one config for all layers, or a mapping from name pattern to config. A pattern is a glob over the
             whole name ("encoder.*.query") or a compiled regular expression that must match all of it. The first match
             wins; None makes a layer exact, and one without a match stays as it is. By default
-            ``SketchConfig.recommended()``. PEFT's lora_B is converted only where a pattern says so.
+            ``SketchConfig.recommended()`` for the type of each layer's weight. PEFT's lora_B is converted only where a
+            pattern says so.
         where: called with a layer's name and the layer; False leaves it as it is.
         profile: the result of ``backsketch.profile``. Layers for which a sketch saves nothing are then left exact, and
             a warning names layers that read one input but would keep more than one sketch of it.
@@ -71,7 +72,7 @@ def sketch_(
     check_flag("checkpointed", checkpointed)
     if not checkpointed and not SHOWS_WHAT_IS_SAVED:
         raise RuntimeError(f"checkpointed=False needs torch 2.8 or newer, got {torch.__version__}")
-    rules = NameRules(SketchConfig.recommended() if config is None else config)
+    rules = NameRules(config)
     modules, decided = dict(model.named_modules()), _decide(model, rules, where)  # before any layer is changed
     unpaid = {} if profile is None else _consult(profile, chosen_configs(decided))
     converted = False
@@ -136,7 +137,7 @@ def configs_for(model: nn.Module, config: Configs | None = None, where: Where | 
 
 def decisions_for(model: nn.Module, config: Configs | None = None, where: Where | None = None) -> dict[str, Decision]:
     """Return layer name -> what ``sketch_`` would do to the layer, for all layers that can be converted."""
-    return _decide(model, NameRules(SketchConfig.recommended() if config is None else config), where)
+    return _decide(model, NameRules(config), where)
 
 
 def present_configs(model: nn.Module) -> dict[str, SketchConfig]:
@@ -166,7 +167,7 @@ def _decide(model: nn.Module, rules: NameRules, where: Where | None) -> dict[str
     uncalled, lora_b = uncalled_layers(model), lora_b_layers(model) if rules.one_for_all else set()
 
     def decide(name: str, module: nn.Module) -> Decision:
-        config, reason = rules.match(name)
+        config, reason = rules.match(name, weight_of(module).dtype)
         if where is not None and not where(name, module):
             return Decision(reason="where() returned False", stays=True)
         if config is None:

@@ -21,9 +21,9 @@ _WIDE, _MANY_ROWS = 4096, 1 << 20  # large sizes, at which the overhead of range
 def narrow_reason(module: nn.Module, config: SketchConfig) -> str | None:
     """Return why a layer is too narrow for ``config``, or None if it is wide enough or a wide one would keep as much.
 
-    Rows in few bits have 8 bytes of ranges for each group of values, also for a group of one.
+    Rows in few bits have 4 bytes of ranges for each group of values, also for a group of one.
     """
-    features, dtype = in_features(module), _weight(module).dtype
+    features, dtype = in_features(module), weight_of(module).dtype
     share = _kept_share(config, features, dtype.itemsize)
     if share <= _MOST or share <= 1.1 * _kept_share(config, _WIDE, dtype.itemsize):
         return None
@@ -59,7 +59,7 @@ def uncalled_layers(model: nn.Module) -> set[nn.Module]:
 
 def in_features(module: nn.Module) -> int:
     """Return how many features a row of a convertible layer's input has."""
-    return module.in_features if isinstance(module, nn.Linear) else len(_weight(module))
+    return module.in_features if isinstance(module, nn.Linear) else len(weight_of(module))
 
 
 def _kept_share(config: SketchConfig, features: int, itemsize: int) -> float:
@@ -68,7 +68,8 @@ def _kept_share(config: SketchConfig, features: int, itemsize: int) -> float:
     return kept_bytes(config, _MANY_ROWS, features, itemsize) / size if size else 0.0
 
 
-def _weight(module: nn.Module) -> Tensor:
+def weight_of(module: nn.Module) -> Tensor:
+    """Return a layer's weight."""
     weight: Any = module.weight
     assert isinstance(weight, Tensor)
     return weight

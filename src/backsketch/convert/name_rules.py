@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
+import torch
+
 from ..config import SketchConfig, check_config
 
 Pattern: TypeAlias = str | re.Pattern[str]
@@ -15,11 +17,13 @@ Pattern: TypeAlias = str | re.Pattern[str]
 class NameRules:
     """Name patterns with their configs, in order, and which of them were never used.
 
-    A mapping with an attribute ``leaves_exact``, as a plan has, says with it why it leaves layers exact.
+    None in place of patterns recommends a config by the type of a layer's weight. A mapping with an attribute
+    ``leaves_exact``, as a plan has, says with it why it leaves layers exact.
     """
 
-    def __init__(self, configs: object) -> None:
-        if one_for_all := isinstance(configs, SketchConfig):
+    def __init__(self, configs: object | None) -> None:
+        self._recommends = configs is None
+        if one_for_all := configs is None or isinstance(configs, SketchConfig):
             configs = {"*": configs}
         if not isinstance(configs, Mapping):
             hint = "; give a profile as profile=" if hasattr(configs, "unpaid") else ""
@@ -37,8 +41,10 @@ class NameRules:
         self._configs = dict(configs)
         self.unused = list(configs) if len(configs) > 1 else []
 
-    def match(self, name: str) -> tuple[SketchConfig | None, str | None]:
+    def match(self, name: str, dtype: torch.dtype) -> tuple[SketchConfig | None, str | None]:
         """Return the layer's config, or else why it stays exact; both are None if no pattern matches."""
+        if self._recommends:
+            return SketchConfig.recommended(dtype=dtype if dtype.is_floating_point else torch.float32), None
         for pattern, config in self._configs.items():
             if _matches(pattern, name):
                 if pattern in self.unused:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ..convert.conversion import Configs, Where
 from .session import Session, check_arguments
+
+_AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 class SketchCallback(Callback):  # type: ignore[misc]
@@ -21,7 +24,8 @@ class SketchCallback(Callback):  # type: ignore[misc]
     layer.
 
     Args:
-        config: as ``sketch_`` takes it; to spend a budget, what ``plan`` returns.
+        config: as ``sketch_`` takes it; to spend a budget, what ``plan`` returns. By default
+            ``SketchConfig.recommended()`` for the type in which layers compute, with "bf16-mixed" bfloat16.
         noise_every: monitor the noise of each ``noise_every``-th step. It cannot measure compiled layers.
         noise_by_layer: log the noise of every layer too, as ``backsketch/noise/<layer>``.
         where, checkpointed: as ``sketch_`` takes them.
@@ -51,7 +55,8 @@ class SketchCallback(Callback):  # type: ignore[misc]
         if stage == "fit":
             self._end()
             self._session = Session(pl_module, self.noise_every, noise_by_layer=self.noise_by_layer)
-            self._session.begin(self.config, self.where, checkpointed=self.checkpointed)
+            autocast = _AUTOCAST.get(str(trainer.precision))
+            self._session.begin(self.config, self.where, checkpointed=self.checkpointed, autocast=autocast)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Measure what the first step after a log keeps."""

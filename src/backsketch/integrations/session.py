@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 from weakref import WeakKeyDictionary, ref
 
+import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -52,9 +53,17 @@ class Session:
         self._kept: int | None = None
 
     def begin(
-        self, configs: Configs | None, where: Where | None = None, step: int = 0, *, checkpointed: bool = True
+        self,
+        configs: Configs | None,
+        where: Where | None = None,
+        step: int = 0,
+        *,
+        checkpointed: bool = True,
+        autocast: torch.dtype | None = None,
     ) -> None:
-        """Convert the layers; training has made ``step`` steps before."""
+        """Convert the layers, which compute in ``autocast`` if it is given; training has made ``step`` steps before."""
+        if configs is None and autocast is not None:
+            configs = SketchConfig.recommended(dtype=autocast)
         sketch_(self.model, configs, where, checkpointed=checkpointed)
         if self._noise_every is not None:
             self._monitor = NoiseMonitor(self.model, every=self._noise_every, callback=self._records.append)

@@ -38,7 +38,8 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
     A callback is not told of an exception, and comes after the loggers of ``report_to``: ``attach`` sees to both.
 
     Args:
-        config: as ``sketch_`` takes it.
+        config: as ``sketch_`` takes it. By default ``SketchConfig.recommended()`` for the type in which layers compute,
+            with ``bf16=True`` bfloat16.
         budget: as ``plan`` takes it; the layers' configs are then planned on the first batch of the training data,
             saved with every checkpoint, and taken from there when training resumes. With ``config``, that one's kind.
         noise_every: monitor the noise of each ``noise_every``-th step. Compiled layers cannot be monitored.
@@ -106,7 +107,10 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             self.planned = resumed or self._plan(model, kwargs["train_dataloader"], args)
             state.stateful_callbacks[_PLAN] = self.planned  # which every checkpoint keeps
         self._session = Session(model, self.noise_every, noise_by_layer=self.noise_by_layer)
-        self._session.begin(self._configs(), self.where, state.global_step, checkpointed=self.checkpointed)
+        autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+        self._session.begin(
+            self._configs(), self.where, state.global_step, checkpointed=self.checkpointed, autocast=autocast
+        )
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

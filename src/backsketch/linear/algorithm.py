@@ -21,7 +21,8 @@ from .inputs import autocast_to, check_inputs
 from .sharing import keep_or_share
 from .weight_gradient import weight_gradient
 
-_DEFAULT = SketchConfig.recommended()  # made here, because a compiled graph cannot make one
+# Made here, because a compiled graph cannot make one.
+_DEFAULTS = {d.itemsize: SketchConfig.recommended(dtype=d) for d in (torch.float64, torch.float32, torch.bfloat16)}
 
 
 def sketched_linear(
@@ -34,10 +35,16 @@ def sketched_linear(
 
     Args:
         x: (..., in_features); weight: (out_features, in_features); bias: (out_features,).
-        config: what to keep; ``SketchConfig.recommended()`` by default.
+        config: what to keep; ``SketchConfig.recommended()`` for x's own type by default.
     """
-    config = _DEFAULT if config is None else check_config(config)
+    config = _default_for(x) if config is None else check_config(config)
     return layer_linear(x, weight, bias, config, None)
+
+
+def _default_for(x: Tensor) -> SketchConfig:
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if _autocast_on(device) else x.dtype
+    return _DEFAULTS.get(dtype.itemsize, _DEFAULTS[4])
 
 
 def layer_linear(
@@ -50,7 +57,7 @@ def layer_linear(
             return F.linear(x, weight, bias)
     # Drawn even where it is not needed. Reentrant checkpointing runs a region under no_grad first, where the weight may
     # seem not to train, and then again with gradients. Both runs must draw the same number of random numbers.
-    seed = None if torch.compiler.is_compiling() else draw_seed()
+    seed = None if torch.compiler.is_compiling() else draw_seed(x.device)
     if not torch.is_grad_enabled():
         return F.linear(x, weight, bias)
     if not weight.requires_grad:

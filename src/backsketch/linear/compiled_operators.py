@@ -23,9 +23,10 @@ from torch import Tensor
 
 from ..config import SketchConfig
 from ..masks.scopes import masked_rows
-from ..numerics import as_rows, compute_dtype
+from ..numerics import as_rows
 from ..seeds import draw_seed
-from ..storage.packing import group_count, packed_bytes
+from ..storage.groups import group_count
+from ..storage.packing import packed_bytes
 from .checkpointing import inside_checkpoint
 from .keeping import keep
 from .sharing import Kept, keep_or_share
@@ -75,7 +76,7 @@ def _shapes_kept(x: Tensor, as_json: str) -> list[Tensor]:
     if config.bits is None:
         return [seed, x.new_empty(dim, features), *mean]
     codes = x.new_empty(dim, packed_bytes(features, config.bits), dtype=torch.uint8)
-    return [seed, codes, x.new_empty(dim, group_count(features), 2, dtype=compute_dtype(x.dtype)), *mean]
+    return [seed, codes, x.new_empty(dim, group_count(features), 2, dtype=torch.bfloat16), *mean]
 
 
 @torch.library.custom_op(

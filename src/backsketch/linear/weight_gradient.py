@@ -11,12 +11,15 @@ from torch import Tensor
 
 from ..config import SketchConfig
 from ..numerics import compute_dtype, row_slabs
+from ..seeds import seed_value
 from ..sketches import Sketch, Whole
 from ..sketches.rows import Rows
-from ..storage.packing import unpack
+from ..storage.groups import parts_of
+from ..storage.packing import StoredRows
+from ..storage.rotation import rotate_back
 from .keeping import drawn_on, sketch_for
 
-_UNPACKED_ROWS = 512  # rows turned back from codes at once: enough for a good GEMM, few enough for memory used before
+_READ_ROWS = 512  # rows turned back from codes at once: enough for a good GEMM, few enough for memory used before
 _LEAST_OUTPUTS = 512  # columns of Y compressed at once, at least
 
 
@@ -26,20 +29,27 @@ def weight_gradient(
     """Return the unbiased estimate of Yᵀ X: kept, y (rows, out_features) -> (out_features, in_features)."""
     seed, *stored = kept
     sketch = drawn_on(y, sketch_for(config, len(y), seed, valid))
-    rows = stored[0] if config.bits is None else _StoredRows(stored[0], stored[1], config.bits, in_features)
-    gradient = _product(sketch, y, rows, in_features)
+    if config.bits is None:
+        gradient = _product(sketch, y, stored[0], in_features)
+    else:
+        rows = StoredRows.of(stored[0], stored[1], config.bits, config.rotate, in_features, seed_value(seed))
+        # A product with rotated rows is rotated. Of the rows and the product, the shorter one is rotated back.
+        late = config.rotate and y.shape[1] <= len(rows.codes)
+        gradient = _product(sketch, y, _HalvedRows(rows, rotated=late), in_features)
+        if late:
+            _rotate_back_(gradient)
     if config.center and not config.keeps_input(len(y)):
         _add_outer(gradient, y.sum(0, dtype=compute_dtype(y.dtype)), stored[-1])
     return gradient
 
 
-def _product(sketch: Sketch, y: Tensor, rows: Tensor | _StoredRows, in_features: int) -> Tensor:
+def _product(sketch: Sketch, y: Tensor, rows: Tensor | _HalvedRows, in_features: int) -> Tensor:
     """Return gain · (Rᵀy)ᵀ · rows: (rows, out_features) -> (out_features, in_features)."""
     gain = sketch.gain
     factor = 1.0 if isinstance(gain, Tensor) else gain
     out = y.new_empty(y.shape[1], in_features)
-    if isinstance(rows, _StoredRows) and y.dtype != compute_dtype(y.dtype):
-        rows, factor = rows.all_halved(y.dtype), 2 * factor
+    if isinstance(rows, _HalvedRows) and y.dtype != compute_dtype(y.dtype):
+        rows, factor = rows.all(y.dtype), 2 * factor
     if isinstance(rows, Tensor):
         compress = _compression(sketch, y)
         for outputs in _output_slabs(y, in_features, _compressed_rows(sketch)):
@@ -50,20 +60,18 @@ def _product(sketch: Sketch, y: Tensor, rows: Tensor | _StoredRows, in_features:
         for outputs in _output_slabs(y, in_features, _compressed_rows(sketch)):
             part = sketch.compress(y[:, outputs])
             for slab in rows.slabs():
-                out[outputs].addmm_(
-                    part[slab].t(), rows.halved(slab, y.dtype), beta=min(slab.start, 1), alpha=2 * factor
-                )
+                out[outputs].addmm_(part[slab].t(), rows.some(slab, y.dtype), beta=min(slab.start, 1), alpha=2 * factor)
     return out.mul_(gain) if isinstance(gain, Tensor) else out
 
 
-def _add_picked(sketch: Rows, y: Tensor, rows: _StoredRows, factor: float, out: Tensor) -> None:
-    """Put factor · (Rᵀy)ᵀ · rows in ``out`` for a sketch that picks rows, some of which are unpacked at a time."""
+def _add_picked(sketch: Rows, y: Tensor, rows: _HalvedRows, factor: float, out: Tensor) -> None:
+    """Put factor · (Rᵀy)ᵀ · rows in ``out`` for a sketch that picks rows, some of which are read at a time."""
     chosen = sketch.chosen(y.device)
     for slab in rows.slabs():
-        picked, unpacked = chosen[slab], rows.halved(slab, y.dtype)
-        for outputs in _output_slabs(y, rows.features, len(picked)):
+        picked, some = chosen[slab], rows.some(slab, y.dtype)
+        for outputs in _output_slabs(y, out.shape[1], len(picked)):
             part = sketch.pick(y[:, outputs], picked)
-            out[outputs].addmm_(part.t(), unpacked, beta=min(slab.start, 1), alpha=2 * factor)
+            out[outputs].addmm_(part.t(), some, beta=min(slab.start, 1), alpha=2 * factor)
 
 
 def _compression(sketch: Sketch, y: Tensor) -> Callable[[Tensor], Tensor]:
@@ -89,28 +97,42 @@ def _output_slabs(y: Tensor, in_features: int, kept: int) -> Iterator[slice]:
 
 
 @dataclass(frozen=True, slots=True)
-class _StoredRows:
-    """Kept rows in few bits, (dim, features), of which no more than needed is unpacked at once."""
+class _HalvedRows:
+    """Half of the rows kept in few bits, since the whole may overflow in half precision; (dim, features).
 
-    codes: Tensor
-    ranges: Tensor
-    bits: int
-    features: int
+    No more of them is read at once than needed. They may be left rotated.
+    """
 
-    def halved(self, slab: slice, dtype: torch.dtype) -> Tensor:
-        """Return half of some rows; the whole may overflow in half precision."""
-        return unpack(self.codes[slab], self.ranges[slab], self.bits, self.features, dtype, scale=0.5)
+    stored: StoredRows
+    rotated: bool
 
-    def all_halved(self, dtype: torch.dtype) -> Tensor:
+    def some(self, slab: slice, dtype: torch.dtype) -> Tensor:
+        """Return half of some rows."""
+        return self.stored.read(slab, dtype, scale=0.5, rotate_rows_back=not self.rotated)
+
+    def all(self, dtype: torch.dtype) -> Tensor:
         """Return half of all rows, with no helper tensor of their size in another type."""
-        rows = self.codes.new_empty(len(self.codes), self.features, dtype=dtype)
-        for slab in row_slabs(len(self.codes), self.features):
-            rows[slab] = self.halved(slab, dtype)
+        dim, features = len(self.stored.codes), self.stored.features
+        rows = self.stored.codes.new_empty(dim, features, dtype=dtype)
+        for slab in row_slabs(dim, features):
+            rows[slab] = self.some(slab, dtype)
         return rows
 
     def slabs(self) -> list[slice]:
         """Split the rows for a GEMM each."""
-        return [slice(start, start + _UNPACKED_ROWS) for start in range(0, max(len(self.codes), 1), _UNPACKED_ROWS)]
+        dim = len(self.stored.codes)
+        return [slice(start, min(start + _READ_ROWS, dim)) for start in range(0, max(dim, 1), _READ_ROWS)]
+
+
+def _rotate_back_(gradient: Tensor) -> None:
+    """Undo the rotation of the rows on the gradient, in place, a few rows of it at a time."""
+    dtype = compute_dtype(gradient.dtype)
+    for slab in row_slabs(*gradient.shape):
+        for columns, groups in parts_of(gradient.shape[1]):
+            part = gradient[slab, columns]
+            count = groups.stop - groups.start
+            turned = part.to(dtype).reshape(len(part), count, part.shape[1] // count)
+            part.copy_(rotate_back(turned).flatten(1))
 
 
 def _add_outer(gradient: Tensor, total: Tensor, mean: Tensor) -> None:

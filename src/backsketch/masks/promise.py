@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..seeds import is_capturing
 from ..torch_private import is_fake
 
 _CHECKED_ROWS = 64  # how many masked rows an accelerator checks, to keep the check cheap
@@ -22,7 +23,7 @@ def check_promise(valid: Tensor, y: Tensor) -> None:
 
     A CPU answers at once. An accelerator sends a flag, which is read when it has arrived, a step later at the latest.
     """
-    if y.is_meta or is_fake(y):
+    if y.is_meta or is_fake(y) or is_capturing(y.device):
         return
     if _answers_at_once(y):
         masked = _remembered(valid, lambda: (~valid).nonzero().squeeze(1))

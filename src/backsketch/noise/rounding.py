@@ -19,8 +19,8 @@ class Rounding:
     """What rounding adds, once Y is known.
 
     Kinds that keep rows as they are have it in closed form: each row is kept with probability k/B, so its mean over S
-    is B/k · Σ_i ‖y_i‖² v_i over all rows. A kind that mixes rows rounds mixtures, whose fractions of a step have no
-    closed form: there it is what rounding adds under one S, drawn apart from the layer's own.
+    is B/k · Σ_i ‖y_i‖² v_i over all rows. A kind that mixes rows rounds mixtures, whose ranges have no closed
+    form: there it is what rounding adds under one S, drawn apart from the layer's own.
     """
 
     variances: Tensor
@@ -31,11 +31,11 @@ class Rounding:
     def of(cls, x: Tensor, blocks: RowBlocks, config: SketchConfig, seed: int) -> Rounding:
         """Read off x, as it is sketched, what rounding needs: (rows, in_features)."""
         if config.bits is None:
-            raise ValueError("bits must be 8, 4 or 2 for rounding to add noise, got None")
+            raise ValueError("bits must be 8, 4, 3 or 2 for rounding to add noise, got None")
         if not mixes_rows(blocks):
-            return cls(_variances(x, config.bits), blocks.rows / blocks.dim, None)
+            return cls(_variances(x, config.bits, config.rotate), blocks.rows / blocks.dim, None)
         sketch = make_sketch(blocks.kind, blocks.rows, blocks.dim, seed, config.block)
-        return cls(_variances(sketch.compress(x), config.bits), float(sketch.gain), sketch)
+        return cls(_variances(sketch.compress(x), config.bits, config.rotate), float(sketch.gain), sketch)
 
     def variance(self, y: Tensor) -> Tensor:
         """Return what rounding adds to D²: y (rows, out_features) -> ()."""
@@ -48,6 +48,6 @@ def mixes_rows(blocks: RowBlocks) -> bool:
     return not blocks.whole and SKETCHES[blocks.kind].mixes_rows
 
 
-def _variances(x: Tensor, bits: int) -> Tensor:
-    slabs = [rounding_variance(x[slab], bits) for slab in row_slabs(*x.shape)]
+def _variances(x: Tensor, bits: int, rotated: bool) -> Tensor:
+    slabs = [rounding_variance(x[slab], bits, rotated) for slab in row_slabs(*x.shape)]
     return widest(torch.cat(slabs) if slabs else x.new_zeros(0))

@@ -20,7 +20,7 @@ from ..sketches import SKETCHES
 from ..storage.packing import rounding_variance
 from .plan_result import PlanError
 
-Bits = int | None
+Storage = tuple[int | None, bool]  # bits and rotate of a config
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,13 @@ class CallNoise:
     rows: int
     valid: int
     sketching: float
-    rounding: Mapping[Bits, float]
+    rounding: Mapping[Storage, float]
 
     def under(self, config: SketchConfig) -> float:
-        """Return D² at the size and the bits of ``config``."""
+        """Return D² at the size and the storage of ``config``."""
         dim = config.dim_for(self.rows)
-        return self.sketching * _growth(config, self.valid, dim) + self.rounding[config.bits] * max(1, self.valid / dim)
+        rounding = self.rounding[config.bits, config.rotate]
+        return self.sketching * _growth(config, self.valid, dim) + rounding * max(1, self.valid / dim)
 
 
 def added_noise(
@@ -46,13 +47,13 @@ def added_noise(
     layers: Iterable[str],
     config: SketchConfig,
     forward: Callable[[], Tensor],
-    bits: Collection[Bits] = (None,),
+    storages: Collection[Storage] = ((None, False),),
 ) -> dict[str, list[CallNoise]]:
     """Run ``model`` forward and backward and return layer -> the noise that sketches like ``config`` would add."""
     noise: dict[str, list[CallNoise]] = {name: [] for name in layers}
     with ExitStack() as stack:
         for name, calls in noise.items():
-            hook = model.get_submodule(name).register_forward_hook(_listen(calls, config, bits), with_kwargs=True)
+            hook = model.get_submodule(name).register_forward_hook(_listen(calls, config, storages), with_kwargs=True)
             stack.callback(hook.remove)
         forward().backward()  # type: ignore[no-untyped-call]
     for name, calls in noise.items():
@@ -61,17 +62,19 @@ def added_noise(
     return noise
 
 
-def _listen(calls: list[CallNoise], config: SketchConfig, bits: Collection[Bits]) -> Callable[..., None]:
+def _listen(calls: list[CallNoise], config: SketchConfig, storages: Collection[Storage]) -> Callable[..., None]:
     def ran(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         x = input_of(args, kwargs).detach()
         if output.requires_grad and torch.is_grad_enabled():
             valid = masked_rows(x)
-            output.register_hook(lambda y: calls.append(_call_noise(as_rows(x), as_rows(y), valid, config, bits)))  # type: ignore[no-untyped-call]
+            output.register_hook(lambda y: calls.append(_call_noise(as_rows(x), as_rows(y), valid, config, storages)))  # type: ignore[no-untyped-call]
 
     return ran
 
 
-def _call_noise(x: Tensor, y: Tensor, valid: Tensor | None, config: SketchConfig, bits: Collection[Bits]) -> CallNoise:
+def _call_noise(
+    x: Tensor, y: Tensor, valid: Tensor | None, config: SketchConfig, storages: Collection[Storage]
+) -> CallNoise:
     rows = len(x)
     x, y = widest(x), widest(y)
     if valid is not None:
@@ -79,12 +82,15 @@ def _call_noise(x: Tensor, y: Tensor, valid: Tensor | None, config: SketchConfig
     if config.center and len(x):
         x = x - x.mean(0)
     weights = y.square().sum(1)
-    rounding = {each: 0.0 if each is None else float(weights @ rounding_variance(x, each)) for each in bits}
+    rounding = {
+        (bits, rotate): 0.0 if bits is None else float(weights @ rounding_variance(x, bits, rotate))
+        for bits, rotate in storages
+    }
     if valid is not None and not SKETCHES[config.kind].leaves_out_padding:  # padded rows stay in place, as zeros
         x, y = (x.new_zeros(rows, part.shape[1]).index_put_((valid,), part) for part in (x, y))
     if len(x) < 2:
         return CallNoise(rows, len(x), 0.0, rounding)
-    half = replace(config, ratio=None, dim=len(x) // 2, min_dim=1, max_dim=None, bits=None, center=False)
+    half = replace(config, ratio=None, dim=len(x) // 2, min_dim=1, max_dim=None, bits=None, rotate=False, center=False)
     return CallNoise(rows, len(x), float(sketch_variance(x, y, half)) / _growth(config, len(x), len(x) // 2), rounding)
 
 

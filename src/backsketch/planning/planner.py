@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ..config import STORED_BITS, SketchConfig, check_config
+from ..config import STORED_BITS, SketchConfig, check_config, check_flag
 from ..convert.conversion import Where, chosen_configs, decisions_for, unsketch_
 from ..convert.left_exact import narrow_reason
 from ..masks.attention_mask import follow_attention_mask
@@ -19,7 +19,7 @@ from ..memory.training_step import Loss, forward_to_loss, on_meta
 from ..memory.untouched_model import untouched
 from ..sketches import SKETCHES
 from .budget import as_budget
-from .layer_noise import CallNoise, added_noise
+from .layer_noise import CallNoise, Storage, added_noise
 from .plan_result import Plan, PlanError, PlannedLayers
 from .spending import Point, spend
 
@@ -33,6 +33,7 @@ def plan(
     budget: str | float | int,
     config: SketchConfig | None = None,
     bits: Collection[int | None] | None = None,
+    rotate: bool | None = None,
     where: Where | None = None,
     loss: Loss | None = None,
     **kwargs: Any,
@@ -53,19 +54,21 @@ def plan(
         bits: the values of ``SketchConfig.bits`` that the plan may choose from. By default the value in ``config`` if
             it has one, else all of them for ``rows``, and only None for kinds that mix rows: the noise of their
             rounding has no closed form.
+        rotate: whether rows in few bits are rotated. By default what ``config`` says if it has bits, else whatever adds
+            less noise to a layer.
         where: called with a layer's name and the layer; False leaves it exact, and its input out of the budget.
         loss: takes the output, returns a scalar. By default ``output.loss``, or the mean of the first output.
     """
     if on_meta(model):
         raise ValueError("plan measures noise, which a model on the meta device does not have; profile works there")
     base = SketchConfig() if config is None else check_config(config)
-    allowed = check_bits(bits, base)
+    allowed = _storages(check_bits(bits, base), base, rotate)
     budget = as_budget(budget)
     forward = partial(forward_to_loss, model, args, kwargs, loss)
     with untouched(model, (args, kwargs)):
         follow_attention_mask(unsketch_(model))
         ledger = record_ledger(model, forward)
-    decided = decisions_for(model, replace(base, ratio=RATIOS[0], dim=None, bits=None), where)
+    decided = decisions_for(model, replace(base, ratio=RATIOS[0], dim=None, bits=None, rotate=False), where)
     chosen = chosen_configs(decided)
     parts = [tuple(part) for part in ledger.parts(chosen) if ledger.released(part) > ledger.sketches(part)]
     if not parts:
@@ -73,8 +76,7 @@ def plan(
     with untouched(model, (args, kwargs)):
         follow_attention_mask(unsketch_(model))
         noise = added_noise(model, [name for part in parts for name in part], base, forward, allowed)
-    configs = [replace(base, ratio=ratio, dim=None, bits=each) for ratio in RATIOS for each in allowed]
-    items = [list(_points(model, part, ledger, configs, noise)) for part in parts]
+    items = [list(_points(model, part, ledger, base, allowed, noise)) for part in parts]
     before = [max(point.bytes for point in points) for points in items]
     limit = budget if isinstance(budget, int) else int(budget * sum(before))
     least = sum(min(point.bytes for point in points) for points in items)
@@ -98,13 +100,22 @@ def _points(
     model: nn.Module,
     part: Sequence[str],
     ledger: Ledger,
-    configs: Sequence[SketchConfig],
+    base: SketchConfig,
+    storages: Collection[Storage],
     noise: Mapping[str, Sequence[CallNoise]],
 ) -> Iterator[Point[SketchConfig | None]]:
     """Yield the choices for the layers of ``part``: exact, or sketched with any config that saves bytes.
 
-    Configs for which one of the layers is too narrow are left out, as ``sketch_`` would refuse them.
+    Configs for which one of the layers is too narrow are left out, as ``sketch_`` would refuse them. Of rotated rows
+    and others, which take the same bytes, only those with less noise are looked at.
     """
+    calls = [call for name in part for call in noise[name]]
+    quietest = dict(sorted(storages, key=lambda storage: -sum(call.rounding[storage] for call in calls)))
+    configs = [
+        replace(base, ratio=ratio, dim=None, bits=bits, rotate=rotate)
+        for ratio in RATIOS
+        for bits, rotate in quietest.items()
+    ]
     layers = [model.get_submodule(name) for name in part]
     own = ledger.without_other_layers(part)
     exact = own.released(dict.fromkeys(part, configs[0]))
@@ -113,7 +124,7 @@ def _points(
         chosen = dict.fromkeys(part, config)
         size = exact - own.released(chosen) + own.sketches(chosen)
         if size < exact and not any(narrow_reason(layer, config) for layer in layers):
-            yield Point(config, size, sum(call.under(config) for name in part for call in noise[name]))
+            yield Point(config, size, sum(call.under(config) for call in calls))
 
 
 def check_bits(bits: Collection[int | None] | None, config: SketchConfig) -> Collection[int | None]:
@@ -125,3 +136,15 @@ def check_bits(bits: Collection[int | None] | None, config: SketchConfig) -> Col
     if SKETCHES[config.kind].mixes_rows and set(bits) != {None}:
         raise ValueError(f"bits must be (None,) for kinds that mix rows, got {bits!r} for {config.kind!r}")
     return bits
+
+
+def _storages(bits: Collection[int | None], config: SketchConfig, rotate: bool | None) -> list[Storage]:
+    """List the ways to store rows that may be planned."""
+    if rotate is not None:
+        check_flag("rotate", rotate)
+        if rotate and set(bits) == {None}:
+            raise ValueError("rotate=True needs bits: rows stored as they are have no rounding to lower")
+        ways: tuple[bool, ...] = (rotate,)
+    else:
+        ways = (False, True) if config.bits is None else (config.rotate,)
+    return [(each, way) for each in bits for way in ((False,) if each is None else ways)]

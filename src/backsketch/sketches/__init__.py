@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..random_words import Seed
 from .base import BlockKind, Sketch, Whole
 from .blocked import Blocked
 from .cosine import Cosine
@@ -23,7 +24,7 @@ SKETCHES: dict[str, type[Sketch]] = {
 }
 
 
-def make_sketch(kind: str, rows: int, dim: int, seed: int, block: int | None = None) -> Sketch:
+def make_sketch(kind: str, rows: int, dim: int, seed: Seed, block: int | None = None) -> Sketch:
     """Return the sketch of this kind and size: whole when nothing would be dropped, blocked when asked to be."""
     if dim == rows:
         return Whole(rows, dim, seed)

@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..seeds import generator_at
+from ..random_words import Seed
+from .draws import Draws
 from .law import NO_NOISE, Law, Mirror, RowBlocks
 
 
@@ -23,7 +24,7 @@ class Sketch(ABC):
 
     rows: int
     dim: int
-    seed: int
+    seed: Seed
 
     mixes_rows: ClassVar[bool] = True  # a kept row is a mixture of rows, not one of them
     leaves_out_padding: ClassVar[bool] = False  # it never picks padded rows; other kinds take them as rows of zeros
@@ -73,9 +74,9 @@ class Sketch(ABC):
     def helper_bytes(self, features: int) -> int:
         """Return the bytes of the largest tensor that sketching makes beside its result."""
 
-    def generator(self, device: torch.device) -> torch.Generator:
-        """Return a fresh generator at this sketch's seed."""
-        return generator_at(self.seed, device)
+    def draws(self, device: torch.device) -> Draws:
+        """Return this sketch's random numbers, from the first one on."""
+        return Draws(self.seed, device)
 
 
 class _Free(Sketch):
@@ -126,19 +127,15 @@ class BlockKind(Sketch):
 
     @classmethod
     @abstractmethod
-    def draw_blocks(cls, count: int, dim: int, height: int, generator: torch.Generator) -> Tensor:
+    def draw_blocks(cls, count: int, dim: int, height: int, draws: Draws) -> Tensor:
         """Return ``count`` independent fp32 matrices Rᵀ, unscaled: (count, dim, height)."""
+
+    @classmethod
+    def draw_bytes(cls, dim: int) -> int:
+        """Return the bytes of the largest tensor that drawing a block takes, for each of its rows."""
+        return 4 * dim
 
     @classmethod
     @abstractmethod
     def block_gain(cls, dim: int, height: int) -> float:
         """Return the factor with which E[R Rᵀ] · gain = I for one drawn block."""
-
-
-def random_signs(count: int, generator: torch.Generator) -> Tensor:
-    """Return ``count`` independent fp32 values of ±1, eight from each random byte."""
-    words = torch.empty(-(-count // 64), dtype=torch.int64, device=generator.device)
-    words.random_(-(2**63), None, generator=generator)
-    shifts = torch.arange(8, dtype=torch.uint8, device=generator.device)
-    bits = words.view(torch.uint8).unsqueeze(1).bitwise_right_shift(shifts).bitwise_and_(1)
-    return bits.view(-1)[:count].to(torch.float32).mul_(2).sub_(1)

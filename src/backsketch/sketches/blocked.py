@@ -43,7 +43,7 @@ class Blocked(Sketch):
 
     def helper_bytes(self, features: int) -> int:
         blocks = max(1, min(self.count, CHUNK_ELEMENTS // max(1, self.dim // self.count * self.height)))
-        return 4 * blocks * -(-self.dim // self.count) * self.height
+        return blocks * self.kind.draw_bytes(-(-self.dim // self.count)) * self.height
 
     def members(self) -> list[tuple[range, int]]:
         """List each block as (its rows, how many outputs it has), in the order of the outputs."""
@@ -51,14 +51,14 @@ class Blocked(Sketch):
         return [(range(block, self.rows, self.count), dim) for block, dim in enumerate(dims)]
 
     def compress(self, x: Tensor) -> Tensor:
-        generator = self.generator(x.device)
+        draws = self.draws(x.device)
         out = x.new_empty(self.dim, x.shape[1])
         full = self.rows // self.count
         blocks = x[: full * self.count].view(full, self.count, -1).transpose(0, 1)
         tail = x[full * self.count :].unsqueeze(1)
         done = 0
         for first, last, dim in self._chunks():
-            matrices = self.kind.draw_blocks(last - first, dim, self.height, generator).to(x.dtype)
+            matrices = self.kind.draw_blocks(last - first, dim, self.height, draws).to(x.dtype)
             scale = math.sqrt(self.kind.block_gain(dim, self.height))  # in the GEMM: exact in half precision too
             target = out[done : done + (last - first) * dim].view(last - first, dim, x.shape[1])
             target.baddbmm_(matrices[:, :, :full], blocks[first:last], beta=0, alpha=scale)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from .draws import Draws
 from .iid import IidSketch
 
 
@@ -16,5 +16,5 @@ class Gaussian(IidSketch):
     kurtosis = 3
 
     @classmethod
-    def entries(cls, count: int, generator: torch.Generator) -> Tensor:
-        return torch.randn(count, generator=generator, device=generator.device, dtype=torch.float32)
+    def entries(cls, count: int, draws: Draws) -> Tensor:
+        return draws.normal(count)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import Sketch, random_signs
+from .base import Sketch
 from .law import Law, RowBlocks
 
 
@@ -30,9 +30,9 @@ class Hash(Sketch):
         return 8 * self.rows
 
     def compress(self, x: Tensor) -> Tensor:
-        generator = self.generator(x.device)
-        order = torch.randperm(self.rows, generator=generator, device=x.device)
-        signs = random_signs(self.rows, generator).to(x.dtype)
+        draws = self.draws(x.device)
+        order = draws.keys(self.rows).argsort()
+        signs = draws.signs(self.rows).to(x.dtype)
         # An embedding bag is exactly this: gather, weigh and add, with nothing of the input's size in between.
         return F.embedding_bag(order, x, self.bucket_starts(x.device), mode="sum", per_sample_weights=signs)
 

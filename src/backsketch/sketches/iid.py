@@ -6,11 +6,11 @@ import math
 from abc import abstractmethod
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from ..numerics import CHUNK_ELEMENTS, compute_dtype
 from .base import BlockKind
+from .draws import Draws
 from .law import Law, RowBlocks
 
 LEAST_SLAB = 256  # rows: fewer would make the GEMM read and write its output more than its input
@@ -40,22 +40,22 @@ class IidSketch(BlockKind):
 
     @classmethod
     @abstractmethod
-    def entries(cls, count: int, generator: torch.Generator) -> Tensor:
+    def entries(cls, count: int, draws: Draws) -> Tensor:
         """Return ``count`` independent fp32 entries of mean 0 and variance 1."""
 
     def compress(self, x: Tensor) -> Tensor:
-        generator = self.generator(x.device)
+        draws = self.draws(x.device)
         out = x.new_zeros(self.dim, x.shape[1], dtype=compute_dtype(x.dtype))
         height = max(LEAST_SLAB, CHUNK_ELEMENTS // self.dim)
         for start in range(0, self.rows, height):
             slab = x[start : start + height]
-            matrix = self.entries(self.dim * len(slab), generator).view(self.dim, len(slab))
+            matrix = self.entries(self.dim * len(slab), draws).view(self.dim, len(slab))
             out.addmm_(matrix.to(out.dtype), slab.to(out.dtype), alpha=1 / math.sqrt(self.dim))
         return out.to(x.dtype)
 
     @classmethod
-    def draw_blocks(cls, count: int, dim: int, height: int, generator: torch.Generator) -> Tensor:
-        return cls.entries(count * dim * height, generator).view(count, dim, height)
+    def draw_blocks(cls, count: int, dim: int, height: int, draws: Draws) -> Tensor:
+        return cls.entries(count * dim * height, draws).view(count, dim, height)
 
     @classmethod
     def block_gain(cls, dim: int, height: int) -> float:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..numerics import CHUNK_ELEMENTS, column_slabs, compute_dtype
-from .base import BlockKind, random_signs
+from .base import BlockKind
+from .draws import Draws
 from .law import Law, RowBlocks
 
 
@@ -49,11 +50,11 @@ class OrthonormalSketch(BlockKind):
         """Return Hᵀ itself in fp32, one output a row: (height, height)."""
 
     def compress(self, x: Tensor) -> Tensor:
-        generator = self.generator(x.device)
+        draws = self.draws(x.device)
         height = self.block_height(self.rows)
         dtype = compute_dtype(x.dtype)
-        signs = random_signs(self.rows, generator).to(dtype)
-        chosen = torch.randperm(height, generator=generator, device=x.device)[: self.dim]
+        signs = draws.signs(self.rows).to(dtype)
+        chosen = draws.keys(height).topk(self.dim, largest=False).indices
         out = x.new_empty(self.dim, x.shape[1])
         for slab in column_slabs(height, x.shape[1]):
             signed = x.new_zeros(slab.stop - slab.start, height, dtype=dtype)
@@ -62,12 +63,15 @@ class OrthonormalSketch(BlockKind):
         return out
 
     @classmethod
-    def draw_blocks(cls, count: int, dim: int, height: int, generator: torch.Generator) -> Tensor:
-        device = generator.device
-        signs = random_signs(count * height, generator).view(count, 1, height)
-        order = torch.rand(count, height, generator=generator, device=device, dtype=torch.float32).argsort(dim=1)
-        chosen = _block_matrix(cls, height, device).index_select(0, order[:, :dim].reshape(-1))
+    def draw_blocks(cls, count: int, dim: int, height: int, draws: Draws) -> Tensor:
+        signs = draws.signs(count * height).view(count, 1, height)
+        order = draws.orders(count, height)
+        chosen = _block_matrix(cls, height, signs.device).index_select(0, order[:, :dim].reshape(-1))
         return chosen.view(count, dim, height).mul_(signs)
+
+    @classmethod
+    def draw_bytes(cls, dim: int) -> int:
+        return max(4 * dim, 8)  # a key orders each row
 
     @classmethod
     def block_gain(cls, dim: int, height: int) -> float:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from .base import random_signs
+from .draws import Draws
 from .iid import IidSketch
 
 
@@ -17,5 +16,5 @@ class Rademacher(IidSketch):
     kurtosis = 1
 
     @classmethod
-    def entries(cls, count: int, generator: torch.Generator) -> Tensor:
-        return random_signs(count, generator)
+    def entries(cls, count: int, draws: Draws) -> Tensor:
+        return draws.signs(count)

@@ -33,7 +33,7 @@ class Rows(Sketch):
         return 0
 
     def helper_bytes(self, features: int) -> int:
-        return 8 * self.rows
+        return 8 * self.dim
 
     def among(self, valid: Tensor) -> Sketch:
         return ValidRows(self.rows, self.dim, self.seed, valid)
@@ -47,13 +47,7 @@ class Rows(Sketch):
 
     def chosen(self, device: torch.device) -> Tensor:
         """Return the indices of the kept rows: (dim,)."""
-        return self.order(device)[: self.dim]
-
-    def order(self, device: torch.device) -> Tensor:
-        """Return the indices of all rows in random order: (rows,)."""
-        if device.type == "meta":  # which has no generator
-            return torch.randperm(self.rows, device=device)
-        return torch.randperm(self.rows, generator=self.generator(device), device=device)
+        return self.draws(device).keys(self.rows).topk(self.dim, largest=False).indices
 
     def pick(self, x: Tensor, chosen: Tensor) -> Tensor:
         """Return the ``chosen`` rows of x: (rows, features), (count,) -> (count, features)."""
@@ -79,6 +73,6 @@ class ValidRows(Rows):
         return x.index_select(0, chosen).masked_fill_(padded.unsqueeze(1), 0)
 
     def chosen(self, device: torch.device) -> Tensor:
-        order = self.order(device)
-        valid_first = self.valid.index_select(0, order).to(torch.uint8).sort(stable=True, descending=True).indices
-        return order.index_select(0, valid_first[: self.dim])
+        keys = self.draws(device).keys(self.rows)
+        # The keys of valid rows become negative, so that padded rows come last.
+        return torch.where(self.valid, keys - 2**63, keys).topk(self.dim, largest=False).indices

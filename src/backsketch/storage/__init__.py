@@ -1,1 +1,1 @@
-"""How a kept tensor is stored: as it is, or as codes of a few bits between the ends of a range."""
+"""How kept rows are stored in few bits: codes between the ends of a range."""

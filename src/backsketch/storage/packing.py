@@ -1,14 +1,17 @@
-"""How kept rows are stored: as they are, or in 8, 4 or 2 bits a value, rounded at random so that the mean is right.
+"""How kept rows are stored in 8, 4, 3 or 2 bits a value: rounded at random, so that the mean is right.
 
 Each row is cut into groups of GROUP values. A group is stored as codes 0 … 2^bits − 1 between its least and its largest
-value. Rounding adds a dither u and drops the fraction, so E[stored] = value. One random number a row is enough:
-u = frac(r + φ·column) is uniform for every value, and only roundings in different rows must be independent for
-the gradient's noise to be that of independent rounding.
+value. Rounding adds a dither u to the value in steps and drops the fraction; u is made again from the seed and
+subtracted when the value is read. The error is then uniform in ± half a step and does not depend on the value: its mean
+is 0 and its variance step²/12. docs/storage.md defines every byte.
+
+One random number a row is enough: u = frac(r + column/φ) is uniform for every value, and only roundings in different
+rows must be independent for the gradient's noise to be that of independent rounding.
 """
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 
@@ -16,129 +19,169 @@ import torch
 from torch import Tensor
 
 from ..numerics import compute_dtype, row_slabs
+from ..random_words import DITHER_STREAM, Seed, random_words
+from .codes import group_bytes, join, split
+from .groups import GROUP, group_count, parts_of
+from .ranges import Grid
+from .rotation import rotate, rotate_back
 
-GROUP = 128
-_GOLDEN = 0.6180339887498949
+_GOLDEN = 0x9E3779B9  # 2³² / φ, φ the golden ratio
+_DITHER_BITS = 23  # then a sum of two dithers is exact in fp32
 
 
-def pack(
-    x: Tensor,
-    bits: int,
-    generator: torch.Generator | None,
-    chosen: Tensor | None = None,
-    mean: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Round x at random to ``bits`` bits: (rows, features) -> codes (rows, bytes), ranges (rows, groups, 2).
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """Rows in few bits: codes (rows, bytes) uint8 and ranges (rows, groups, 2) bf16, and what it takes to read them."""
 
-    ``ranges`` holds each group's least value and step. A group with NaN or infinity comes back without a finite value.
-    With ``chosen``, the indices of some rows, only these are stored; with ``mean``, (features,), what is left of each
-    after it is taken off. They are never all copied at once.
+    codes: Tensor
+    ranges: Tensor
+    bits: int
+    rotated: bool
+    features: int
+    shift: Tensor  # the random number of each row: (rows, 1)
+
+    @classmethod
+    def empty(cls, like: Tensor, rows: int, features: int, bits: int, rotated: bool, seed: Seed) -> StoredRows:
+        """Return room for ``rows`` rows on the device of ``like``."""
+        codes = like.new_empty(rows, packed_bytes(features, bits), dtype=torch.uint8)
+        ranges = like.new_empty(rows, group_count(features), 2, dtype=torch.bfloat16)
+        return cls.of(codes, ranges, bits, rotated, features, seed)
+
+    @classmethod
+    def of(cls, codes: Tensor, ranges: Tensor, bits: int, rotated: bool, features: int, seed: Seed) -> StoredRows:
+        """Return the rows that these codes and ranges hold."""
+        return cls(codes, ranges, bits, rotated, features, _row_dither(seed, len(codes), codes.device))
+
+    def write(self, x: Tensor, chosen: Tensor | None = None, mean: Tensor | None = None, first_column: int = 0) -> None:
+        """Round x at random and store it: (rows, features).
+
+        With ``chosen``, the indices of some rows of x, only these are stored. ``mean``, (features,), is subtracted from
+        each row first. Rows are copied a slab at a time. x may be some columns of the rows, which
+        begin at ``first_column``, a multiple of GROUP. A group with NaN or infinity comes back without a finite value.
+        """
+        dtype = compute_dtype(x.dtype)
+        slabs = row_slabs(len(self.codes), -(-x.shape[1] * 2 // 3))  # larger ones: each takes many small steps
+        for slab in islice(slabs, 1) if x.is_meta else slabs:  # one tells the sizes of all
+            rows = slab if chosen is None else chosen[slab]
+            for columns, groups in parts_of(x.shape[1]):
+                own = None if mean is None else mean[columns].to(dtype)
+                self._write_groups(slab, _some(x[:, columns], rows, own, dtype), groups, first_column // GROUP)
+
+    def _write_groups(self, slab: slice, values: Tensor, groups: slice, first_group: int) -> None:
+        count, size = _sizes(groups, values.shape[1])
+        values = values.reshape(-1, count, size)
+        groups = slice(groups.start + first_group, groups.stop + first_group)
+        if self.rotated:
+            values = rotate(values)
+        grid = Grid.of(values, self.bits, may_keep_zeros=not self.rotated)
+        codes = self._dither(slab, groups, size, values.dtype)
+        if grid.zeros is None:
+            own = self.rotated  # else they may be the input itself
+            codes.addcmul_(values.sub_(grid.least) if own else values - grid.least, grid.inverse_step())
+        else:
+            codes.add_(grid.zeros).addcmul_(values - grid.least, grid.inverse_step())
+            codes.masked_fill_((values == 0).logical_and_(grid.zeros), 0)
+        start = groups.start * group_bytes(GROUP, self.bits)
+        joined = self.codes[slab, start : start + count * group_bytes(size, self.bits)]
+        out = joined.view(len(joined), count, group_bytes(size, self.bits))
+        join(_whole_part(codes, self.bits), self.bits, out=out)
+        self.ranges[slab, groups] = grid.stored()
+
+    def read(self, slab: slice, dtype: torch.dtype, *, scale: float = 1.0, rotate_rows_back: bool = True) -> Tensor:
+        """Return ``scale`` times some rows, which may be left rotated: (rows, features).
+
+        At a scale of 1/2 no value overflows that was a finite one before.
+        """
+        parts = []
+        for columns, groups in parts_of(self.features):
+            values = self._read_groups(slab, columns, groups, compute_dtype(dtype), scale)
+            if self.rotated and rotate_rows_back:
+                values = rotate_back(values)
+            parts.append(values.flatten(1).to(dtype))
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts, 1) if parts else self.codes.new_empty(len(self.codes[slab]), 0, dtype=dtype)
+
+    def _read_groups(self, slab: slice, columns: slice, groups: slice, dtype: torch.dtype, scale: float) -> Tensor:
+        count, size = _sizes(groups, columns.stop - columns.start)
+        start = groups.start * group_bytes(GROUP, self.bits)
+        joined = self.codes[slab, start : start + count * group_bytes(size, self.bits)]
+        codes = split(joined.view(len(joined), count, group_bytes(size, self.bits)), self.bits, size)
+        grid = Grid.read(self.ranges[slab, groups], dtype, may_keep_zeros=not self.rotated)
+        values = codes.to(dtype).sub_(self._dither(slab, groups, size, dtype))
+        step = grid.step * scale
+        if grid.zeros is None:
+            return values.mul_(step).add_(grid.least * scale + step / 2)
+        values.mul_(step).add_(grid.least * scale + step * (0.5 - grid.zeros.to(dtype)))
+        return values.mul_((codes != 0).logical_or_(~grid.zeros))
+
+    def _dither(self, slab: slice, groups: slice, size: int, dtype: torch.dtype) -> Tensor:
+        """Return u for each value: (rows, groups, size)."""
+        count = groups.stop - groups.start
+        column = _column_dither(groups.start * GROUP, count * size, self.shift.device, dtype)
+        return torch.add(self.shift[slab].to(dtype), column).frac_().view(-1, count, size)
+
+
+def _some(x: Tensor, rows: slice | Tensor, mean: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return some rows without the mean. They may be a view of x: do not change them."""
+    some = (x[rows] if isinstance(rows, slice) else x.index_select(0, rows)).to(dtype)
+    return some if mean is None else some - mean
+
+
+def rounding_variance(x: Tensor, bits: int, rotated: bool = False) -> Tensor:
+    """Return the variance that storage adds to each row, summed over its values: (rows, features) -> (rows,).
+
+    Each value of a group has step²/12, but for the zeros of a group that keeps them exactly.
     """
-    rows, features = len(x) if chosen is None else len(chosen), x.shape[1]
-    dtype = compute_dtype(x.dtype)
-    levels = 2**bits - 1
-    groups = group_count(features)
-    codes = x.new_empty(rows, packed_bytes(features, bits), dtype=torch.uint8)
-    ranges = x.new_empty(rows, groups, 2, dtype=dtype)
-    shift = torch.rand(rows, 1, generator=generator, device=x.device, dtype=torch.float32).to(dtype)
-    column = _column_dither(groups, x.device, dtype)
-    slabs = row_slabs(rows, features)
-    for slab in islice(slabs, 1) if x.is_meta else slabs:  # one tells the sizes of all
-        part = x[slab] if chosen is None else x.index_select(0, chosen[slab])
-        values = _grouped(part.to(dtype) if mean is None else part.to(dtype) - mean.to(dtype), groups)
-        least, step, inverse = _grid(values, levels)
-        dither = torch.add(shift[slab], column).frac_().view_as(values)
-        dither.sub_(least * inverse).addcmul_(values, inverse).clamp_(0, levels)
-        _join(_whole_part(dither.view(len(values), -1), bits), bits, out=codes[slab])
-        torch.cat((least, step), dim=-1, out=ranges[slab])
-    return codes, ranges
+    total = x.new_zeros(len(x))
+    for columns, groups in parts_of(x.shape[1]):
+        values = x[:, columns].reshape(-1, *_sizes(groups, columns.stop - columns.start))
+        if rotated:
+            values = rotate(values)
+        grid = Grid.of(values, bits, may_keep_zeros=not rotated)
+        count = values.new_full((), values.shape[-1])
+        if grid.zeros is not None:
+            count = torch.where(grid.zeros, (values != 0).sum(-1, keepdim=True).to(x.dtype), count)
+        total += (grid.step.square() / 12 * count).sum((1, 2))
+    return total
 
 
-def unpack(codes: Tensor, ranges: Tensor, bits: int, features: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    """Return ``scale`` times the stored values: codes (rows, bytes), ranges (rows, groups, 2) -> (rows, features).
-
-    At a scale of 1/2 no group overflows on the way, however far its values are apart.
-    """
-    groups = ranges.shape[1]
-    values = _split(codes, bits, groups * GROUP).to(ranges.dtype).view(len(codes), groups, GROUP)
-    least, step = (ranges * scale).unsqueeze(-1).unbind(2)
-    return values.mul_(step).add_(least).view(len(codes), groups * GROUP)[:, :features].to(dtype)
-
-
-def rounding_variance(x: Tensor, bits: int) -> Tensor:
-    """Return the variance that ``pack`` adds to each row, summed over its values: (rows, features) -> (rows,).
-
-    A value that lies the fraction f of a step above a level is rounded up with probability f: step² · f(1 − f).
-    """
-    rows, features = x.shape
-    values = _grouped(x, group_count(features))
-    least, step, inverse = _grid(values, 2**bits - 1)
-    fraction = ((values - least) * inverse).frac()
-    return (step.square() * fraction * (1 - fraction)).view(rows, -1)[:, :features].sum(1)
+def _sizes(groups: slice, columns: int) -> tuple[int, int]:
+    """Return how many groups these columns are, and how many values each has."""
+    count = groups.stop - groups.start
+    return count, columns // count
 
 
 def packed_bytes(features: int, bits: int) -> int:
     """Return how many bytes the codes of one row take."""
-    return -(-features * bits // 8)
-
-
-def group_count(features: int) -> int:
-    """Return how many groups one row has."""
-    return -(-features // GROUP)
+    # Not by divmod, which torch.compile does not have for symbolic sizes.
+    return features // GROUP * group_bytes(GROUP, bits) + group_bytes(features % GROUP, bits)
 
 
 def stored_bytes(rows: int, features: int, bits: int | None, itemsize: int) -> int:
     """Return how many bytes ``rows`` kept rows take, codes and ranges together."""
     if bits is None:
         return rows * features * itemsize
-    return rows * (packed_bytes(features, bits) + group_count(features) * 2 * max(itemsize, 4))
+    return rows * (packed_bytes(features, bits) + group_count(features) * 2 * torch.bfloat16.itemsize)
+
+
+def _row_dither(seed: Seed, rows: int, device: torch.device) -> Tensor:
+    """Return a random number in [0, 1) for each row: (rows, 1) fp32."""
+    words = random_words(seed, DITHER_STREAM, 0, rows, device)
+    return (words >> (32 - _DITHER_BITS)).to(torch.float32).mul_(2.0**-_DITHER_BITS).unsqueeze(1)
 
 
 @lru_cache(maxsize=64)
-def _column_dither(groups: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return frac(φ·column): (groups · GROUP,)."""
-    column = torch.arange(groups * GROUP, device="cpu", dtype=torch.float64)  # not every device has fp64
-    return (column * _GOLDEN).frac().to(dtype).to(device)
-
-
-def _grid(values: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each group's least value, step, and 1/step, which is 0 for a constant group: its code 0 is exact."""
-    least, largest = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
-    step = largest / levels - least / levels  # not (largest - least): that may overflow
-    return least, step, step.reciprocal().nan_to_num_(nan=math.nan, posinf=0)
-
-
-def _grouped(x: Tensor, groups: int) -> Tensor:
-    """View the rows as groups, the last one filled up with its own last value so that its range is unchanged."""
-    missing = groups * GROUP - x.shape[1]
-    if missing:
-        x = torch.cat((x, x[:, -1:].expand(-1, missing)), dim=1)
-    return x.reshape(len(x), groups, GROUP)
+def _column_dither(first: int, count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return frac(column/φ) for ``count`` columns: (count,)."""
+    column = torch.arange(first, first + count, device="cpu")
+    fraction = ((column * _GOLDEN) & 0xFFFFFFFF) >> (32 - _DITHER_BITS)
+    return (fraction.to(torch.float32) * 2.0**-_DITHER_BITS).to(dtype).to(device)
 
 
 def _whole_part(values: Tensor, bits: int) -> Tensor:
     """Drop the fractions, as ``to(torch.uint8)`` does; going by a signed type takes PyTorch half of that time."""
-    return values.to(torch.int16).to(torch.uint8) if bits == 8 else values.to(torch.int8).view(torch.uint8)
-
-
-def _join(codes: Tensor, bits: int, *, out: Tensor) -> None:
-    """Put 8/bits codes in a byte; neighbours in a byte come from different parts of the row, so slices stay whole."""
-    width = out.shape[1]
     if bits == 8:
-        out.copy_(codes[:, :width])
-        return
-    codes.bitwise_and_(2**bits - 1)  # what NaN became must not spill into its neighbours
-    joined = codes[:, :width]
-    for part in range(1, 8 // bits):
-        joined = torch.add(joined, codes[:, part * width : (part + 1) * width], alpha=2 ** (part * bits), out=out)
-
-
-def _split(joined: Tensor, bits: int, count: int) -> Tensor:
-    width, last = joined.shape[1], 8 // bits - 1
-    codes = joined.new_empty(len(joined), count)
-    for part in range(last + 1):
-        target = codes[:, part * width : (part + 1) * width]
-        shifted = torch.bitwise_right_shift(joined, part * bits, out=target) if part else joined
-        if part < last or not part:  # nothing is left above the last part
-            torch.bitwise_and(shifted, 2**bits - 1, out=target)
-    return codes
+        return values.to(torch.int16).to(torch.uint8)
+    # What NaN became must not spill into its neighbours.
+    return values.to(torch.int8).view(torch.uint8).bitwise_and_(2**bits - 1)

@@ -76,7 +76,7 @@ class Settings:
                 raise ValueError("budget plans what layers keep, and config=None keeps everything: give one of them")
             as_budget(self.budget)
             check_bits(None, self.config)
-            if self.config == SketchConfig.recommended():  # the default: the user did not ask for its 4 bits
+            if self.config == SketchConfig.recommended():  # the default: the user did not ask for its bits
                 object.__setattr__(self, "config", SketchConfig())
         if self.noise_layers and (self.config is None or self.noise_every == 0):
             raise ValueError("noise_layers needs sketched layers and their monitor: no config=None, no noise_every=0")
