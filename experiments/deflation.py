@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from backsketch import SketchConfig, noise, sketch_, valid_rows
 from backsketch.programs.result_files import write_record
-from backsketch.storage.packing import stored_bytes
+from backsketch.storage.sizes import stored_bytes
 from backsketch_bench.activations import Activation, collect, token_layers, train
 from backsketch_bench.frontier import settings
 from backsketch_bench.frontier_points import main_layer

@@ -9,7 +9,7 @@ from torch import nn
 
 from backsketch import NoiseMonitor, SketchConfig, sketch_
 from backsketch.linear import sharing
-from backsketch.masks import promise, scopes
+from backsketch.masks import checkpoint_masks, promise, scopes
 from backsketch.monitor.noise_records import Record
 
 STRAY_OBJECTS = 100  # of one type: what the test runner and gc make beside; a leak is one or more a step
@@ -42,8 +42,8 @@ def held():
     objects = Counter(type(each).__name__ for each in gc.get_objects())
     tables = (
         sharing._memo.entries,
-        scopes._by_call,
-        scopes._replaced,
+        checkpoint_masks._by_call,
+        checkpoint_masks._replaced,
         scopes.in_force._scopes,
         promise._flags._waiting,
     )
@@ -89,7 +89,7 @@ def test_tables_of_tensors_have_a_bound():
     from backsketch.noise.moments import _coefficients
     from backsketch.noise.row_blocks import blocks_of
     from backsketch.sketches.orthonormal import _block_matrix
-    from backsketch.storage.packing import _column_dither
+    from backsketch.storage.dither import column_dither
 
-    for table in (sharing._scattered, _column_dither, _block_matrix, _coefficients, blocks_of):
+    for table in (sharing._scattered, column_dither, _block_matrix, _coefficients, blocks_of):
         assert table.cache_info().maxsize is not None, table

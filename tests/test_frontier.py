@@ -19,9 +19,9 @@ pytest.importorskip("rich")
 
 from matplotlib import rc_context
 
+from backsketch.noise.rounding import rounding_variance
 from backsketch.programs.demo.model import Size
 from backsketch.programs.result_files import write_record
-from backsketch.storage.packing import rounding_variance
 from backsketch_bench import frontier
 from backsketch_bench.activations import collect, token_layers, train
 from backsketch_bench.byte_model import byte_subject

@@ -6,14 +6,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from backsketch.noise.rounding import rounding_variance
 from backsketch.sketches.cosine import Cosine
 from backsketch.sketches.fourier import Fourier
 from backsketch.sketches.hadamard import Hadamard
 from backsketch.storage.codes import group_bytes, join, split
 from backsketch.storage.groups import GROUP
-from backsketch.storage.packing import StoredRows, rounding_variance, stored_bytes
+from backsketch.storage.packing import StoredRows
 from backsketch.storage.ranges import Grid
 from backsketch.storage.rotation import _matrix, _signs, rotate, rotate_back
+from backsketch.storage.sizes import stored_bytes
 from cases import within_five_standard_errors
 
 WIDTHS = pytest.mark.parametrize("bits", [8, 4, 3, 2])

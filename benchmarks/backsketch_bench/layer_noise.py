@@ -9,9 +9,9 @@ from torch import Tensor
 
 from backsketch import noise
 from backsketch.noise.moments import added_variance
+from backsketch.noise.rounding import rounding_variance
 from backsketch.noise.row_blocks import blocks_of
 from backsketch.numerics import as_rows
-from backsketch.storage.packing import rounding_variance
 
 from .activations import Activation
 from .frontier_choices import Choice

@@ -14,7 +14,7 @@ from .conversion import check_model
 from .layer_classes import is_sketched
 from .left_exact import FROZEN
 from .reach import Unreached, reach
-from .why_exact import weight_trains, why_exact
+from .summary_reasons import weight_trains, why_exact
 
 _WHOLE_MODEL = "(the model)"
 

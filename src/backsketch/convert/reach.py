@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from ..table import starred, starred_names
 from ..tensor_storages import sizes
 from .layer_classes import is_sketched
-from .why_exact import EMBEDDINGS, why_unreached
+from .summary_reasons import EMBEDDINGS, why_unreached
 
 
 @dataclass(frozen=True, slots=True)

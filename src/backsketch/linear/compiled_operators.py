@@ -26,7 +26,7 @@ from ..masks.scopes import masked_rows
 from ..numerics import as_rows
 from ..seeds import draw_seed
 from ..storage.groups import group_count
-from ..storage.packing import packed_bytes
+from ..storage.sizes import packed_bytes
 from .checkpointing import inside_checkpoint
 from .keeping import keep
 from .sharing import Kept, keep_or_share

@@ -17,7 +17,8 @@ from ..sketches import Sketch, Whole, make_sketch
 from ..sketches.base import Shapes
 from ..sketches.rows import Rows, ValidRows
 from ..storage.groups import GROUP, group_count
-from ..storage.packing import StoredRows, stored_bytes
+from ..storage.packing import StoredRows
+from ..storage.sizes import stored_bytes
 
 SEED_BYTES = 8
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..config import SketchConfig
-from ..masks.scopes import valid_for
+from ..masks.checkpoint_masks import valid_for
 from ..numerics import as_rows
 from ..torch_private import memory_id, producer_of, transforms_active, version_of
 from .keeping import keep

@@ -11,12 +11,10 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from ..torch_private import in_backward
 
 
 @dataclass(eq=False, slots=True)
@@ -96,11 +94,7 @@ class InForce(threading.local):
                 return
 
 
-_Call: TypeAlias = tuple[int, torch.Size]  # the seed that a call drew, and the leading shape of its input
-
 in_force = InForce()
-_by_call: weakref.WeakValueDictionary[_Call, Tensor] = weakref.WeakValueDictionary()
-_replaced: weakref.WeakValueDictionary[_Call, Tensor] = weakref.WeakValueDictionary()
 
 
 @contextmanager
@@ -135,32 +129,6 @@ def masked_rows(x: Tensor) -> Tensor | None:
     """Return which rows of x count by the mask in force, or None if all do."""
     scope = in_force.innermost
     return None if scope is None or scope.mask is None else scope.mask.for_input(x)
-
-
-def valid_for(x: Tensor, seed: Tensor) -> Tensor | None:
-    """Return which rows of x count in the call that drew this seed, or None if all do.
-
-    Checkpointing calls a layer again in backward, after the mask was lifted; it draws the same seed again, which tells
-    what mask the first call had.
-    """
-    call = (int(seed), x.shape[:-1])  # read in both passes: selective checkpointing compares what they ask of tensors
-    if in_backward():
-        return _recalled(call)
-    valid = masked_rows(x)
-    if valid is not None:
-        if (other := _by_call.get(call, valid)) is not valid and not torch.equal(other, valid):
-            _replaced[call] = other
-        _by_call[call] = valid
-    return valid
-
-
-def _recalled(call: _Call) -> Tensor | None:
-    if call in _replaced:
-        raise RuntimeError(
-            "two forward passes drew the same random numbers under different masks, so checkpointing cannot tell "
-            "which mask to use again: do not reset the random seed between them"
-        )
-    return _by_call.get(call)
 
 
 def flat(mask: Any) -> Tensor:

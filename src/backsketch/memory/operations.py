@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..torch_private import saved_by
-from .meter import Held
+from .saved_tensor_meter import Held
 
 
 def operations_behind(loss: Tensor) -> dict[Held, str]:

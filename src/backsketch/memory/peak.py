@@ -15,8 +15,8 @@ from ..linear import compiled_operators as ops
 from ..tensor_storages import model_tensors
 from ..torch_private import TorchDispatchMode, in_backward, is_fake, tree_leaves
 from .live_storages import ACTIVATIONS, GRADIENTS, OPTIMIZER_STATES, PARAMETERS, LiveStorages, Peak, Place
-from .meter import Held, Watcher, watch_saved_tensors
 from .running_module import RunningModule
+from .saved_tensor_meter import Held, Watcher, watch_saved_tensors
 
 
 class peak_memory:  # noqa: N801 (a context manager, used as a verb)

@@ -17,10 +17,10 @@ from ..masks.scopes import masked_rows
 from ..tensor_storages import model_tensors, sizes
 from .claims import Claim, LinearClaim
 from .ledger import Ledger
-from .meter import Held
 from .operations import operations_behind
 from .running_module import RunningModule
 from .saved import saved_memory
+from .saved_tensor_meter import Held
 
 
 def record_ledger(model: nn.Module, forward: Callable[[], Tensor]) -> Ledger:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, finalize
 from torch import nn
 
 from ..tensor_storages import model_tensors, sizes
-from .meter import Held, Watcher, watch_saved_tensors
+from .saved_tensor_meter import Held, Watcher, watch_saved_tensors
 
 
 class saved_memory:  # noqa: N801 (a context manager, used as a verb)

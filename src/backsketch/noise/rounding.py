@@ -11,7 +11,9 @@ from ..config import SketchConfig
 from ..numerics import row_slabs, widest
 from ..sketches import SKETCHES, Sketch, make_sketch
 from ..sketches.law import RowBlocks
-from ..storage.packing import rounding_variance
+from ..storage.groups import group_sizes, parts_of
+from ..storage.ranges import Grid
+from ..storage.rotation import rotate
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +53,21 @@ def mixes_rows(blocks: RowBlocks) -> bool:
 def _variances(x: Tensor, bits: int, rotated: bool) -> Tensor:
     slabs = [rounding_variance(x[slab], bits, rotated) for slab in row_slabs(*x.shape)]
     return widest(torch.cat(slabs) if slabs else x.new_zeros(0))
+
+
+def rounding_variance(x: Tensor, bits: int, rotated: bool = False) -> Tensor:
+    """Return the variance that storage adds to each row, summed over its values: (rows, features) -> (rows,).
+
+    Each value of a group has step²/12, but for the zeros of a group that keeps them exactly.
+    """
+    total = x.new_zeros(len(x))
+    for columns, groups in parts_of(x.shape[1]):
+        values = x[:, columns].reshape(-1, *group_sizes(groups, columns.stop - columns.start))
+        if rotated:
+            values = rotate(values)
+        grid = Grid.of(values, bits, may_keep_zeros=not rotated)
+        count = values.new_full((), values.shape[-1])
+        if grid.zeros is not None:
+            count = torch.where(grid.zeros, (values != 0).sum(-1, keepdim=True).to(x.dtype), count)
+        total += (grid.step.square() / 12 * count).sum((1, 2))
+    return total

@@ -15,9 +15,9 @@ from ..config import SketchConfig
 from ..linear.inputs import input_of
 from ..masks.scopes import masked_rows
 from ..noise.closed_forms import sketch_variance
+from ..noise.rounding import rounding_variance
 from ..numerics import as_rows, widest
 from ..sketches import SKETCHES
-from ..storage.packing import rounding_variance
 from .plan_result import PlanError
 
 Storage = tuple[int | None, bool]  # bits and rotate of a config

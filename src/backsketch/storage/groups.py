@@ -19,3 +19,9 @@ def parts_of(features: int) -> Iterator[tuple[slice, slice]]:
         yield slice(0, full * GROUP), slice(0, full)
     if features % GROUP:
         yield slice(full * GROUP, features), slice(full, full + 1)
+
+
+def group_sizes(groups: slice, columns: int) -> tuple[int, int]:
+    """Return how many groups these columns are, and how many values each has."""
+    count = groups.stop - groups.start
+    return count, columns // count

@@ -4,29 +4,24 @@ Each row is cut into groups of GROUP values. A group is stored as codes 0 … 2^
 value. Rounding adds a dither u to the value in steps and drops the fraction; u is made again from the seed and
 subtracted when the value is read. The error is then uniform in ± half a step and does not depend on the value: its mean
 is 0 and its variance step²/12. docs/storage.md defines every byte.
-
-One random number a row is enough: u = frac(r + column/φ) is uniform for every value, and only roundings in different
-rows must be independent for the gradient's noise to be that of independent rounding.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice
 
 import torch
 from torch import Tensor
 
 from ..numerics import compute_dtype, row_slabs
-from ..random_words import DITHER_STREAM, Seed, random_words
+from ..random_words import Seed
 from .codes import group_bytes, join, split
-from .groups import GROUP, group_count, parts_of
+from .dither import column_dither, row_dither
+from .groups import GROUP, group_count, group_sizes, parts_of
 from .ranges import Grid
 from .rotation import rotate, rotate_back
-
-_GOLDEN = 0x9E3779B9  # 2³² / φ, φ the golden ratio
-_DITHER_BITS = 23  # then a sum of two dithers is exact in fp32
+from .sizes import packed_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +45,7 @@ class StoredRows:
     @classmethod
     def of(cls, codes: Tensor, ranges: Tensor, bits: int, rotated: bool, features: int, seed: Seed) -> StoredRows:
         """Return the rows that these codes and ranges hold."""
-        return cls(codes, ranges, bits, rotated, features, _row_dither(seed, len(codes), codes.device))
+        return cls(codes, ranges, bits, rotated, features, row_dither(seed, len(codes), codes.device))
 
     def write(self, x: Tensor, chosen: Tensor | None = None, mean: Tensor | None = None, first_column: int = 0) -> None:
         """Round x at random and store it: (rows, features).
@@ -68,7 +63,7 @@ class StoredRows:
                 self._write_groups(slab, _some(x[:, columns], rows, own, dtype), groups, first_column // GROUP)
 
     def _write_groups(self, slab: slice, values: Tensor, groups: slice, first_group: int) -> None:
-        count, size = _sizes(groups, values.shape[1])
+        count, size = group_sizes(groups, values.shape[1])
         values = values.reshape(-1, count, size)
         groups = slice(groups.start + first_group, groups.stop + first_group)
         if self.rotated:
@@ -103,7 +98,7 @@ class StoredRows:
         return torch.cat(parts, 1) if parts else self.codes.new_empty(len(self.codes[slab]), 0, dtype=dtype)
 
     def _read_groups(self, slab: slice, columns: slice, groups: slice, dtype: torch.dtype, scale: float) -> Tensor:
-        count, size = _sizes(groups, columns.stop - columns.start)
+        count, size = group_sizes(groups, columns.stop - columns.start)
         start = groups.start * group_bytes(GROUP, self.bits)
         joined = self.codes[slab, start : start + count * group_bytes(size, self.bits)]
         codes = split(joined.view(len(joined), count, group_bytes(size, self.bits)), self.bits, size)
@@ -118,7 +113,7 @@ class StoredRows:
     def _dither(self, slab: slice, groups: slice, size: int, dtype: torch.dtype) -> Tensor:
         """Return u for each value: (rows, groups, size)."""
         count = groups.stop - groups.start
-        column = _column_dither(groups.start * GROUP, count * size, self.shift.device, dtype)
+        column = column_dither(groups.start * GROUP, count * size, self.shift.device, dtype)
         return torch.add(self.shift[slab].to(dtype), column).frac_().view(-1, count, size)
 
 
@@ -126,57 +121,6 @@ def _some(x: Tensor, rows: slice | Tensor, mean: Tensor | None, dtype: torch.dty
     """Return some rows without the mean. They may be a view of x: do not change them."""
     some = (x[rows] if isinstance(rows, slice) else x.index_select(0, rows)).to(dtype)
     return some if mean is None else some - mean
-
-
-def rounding_variance(x: Tensor, bits: int, rotated: bool = False) -> Tensor:
-    """Return the variance that storage adds to each row, summed over its values: (rows, features) -> (rows,).
-
-    Each value of a group has step²/12, but for the zeros of a group that keeps them exactly.
-    """
-    total = x.new_zeros(len(x))
-    for columns, groups in parts_of(x.shape[1]):
-        values = x[:, columns].reshape(-1, *_sizes(groups, columns.stop - columns.start))
-        if rotated:
-            values = rotate(values)
-        grid = Grid.of(values, bits, may_keep_zeros=not rotated)
-        count = values.new_full((), values.shape[-1])
-        if grid.zeros is not None:
-            count = torch.where(grid.zeros, (values != 0).sum(-1, keepdim=True).to(x.dtype), count)
-        total += (grid.step.square() / 12 * count).sum((1, 2))
-    return total
-
-
-def _sizes(groups: slice, columns: int) -> tuple[int, int]:
-    """Return how many groups these columns are, and how many values each has."""
-    count = groups.stop - groups.start
-    return count, columns // count
-
-
-def packed_bytes(features: int, bits: int) -> int:
-    """Return how many bytes the codes of one row take."""
-    # Not by divmod, which torch.compile does not have for symbolic sizes.
-    return features // GROUP * group_bytes(GROUP, bits) + group_bytes(features % GROUP, bits)
-
-
-def stored_bytes(rows: int, features: int, bits: int | None, itemsize: int) -> int:
-    """Return how many bytes ``rows`` kept rows take, codes and ranges together."""
-    if bits is None:
-        return rows * features * itemsize
-    return rows * (packed_bytes(features, bits) + group_count(features) * 2 * torch.bfloat16.itemsize)
-
-
-def _row_dither(seed: Seed, rows: int, device: torch.device) -> Tensor:
-    """Return a random number in [0, 1) for each row: (rows, 1) fp32."""
-    words = random_words(seed, DITHER_STREAM, 0, rows, device)
-    return (words >> (32 - _DITHER_BITS)).to(torch.float32).mul_(2.0**-_DITHER_BITS).unsqueeze(1)
-
-
-@lru_cache(maxsize=64)
-def _column_dither(first: int, count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return frac(column/φ) for ``count`` columns: (count,)."""
-    column = torch.arange(first, first + count, device="cpu")
-    fraction = ((column * _GOLDEN) & 0xFFFFFFFF) >> (32 - _DITHER_BITS)
-    return (fraction.to(torch.float32) * 2.0**-_DITHER_BITS).to(dtype).to(device)
 
 
 def _whole_part(values: Tensor, bits: int) -> Tensor:
