@@ -22,10 +22,11 @@ from matplotlib import rc_context
 from backsketch.noise.rounding import rounding_variance
 from backsketch.programs.demo.model import Size
 from backsketch.programs.result_files import write_record
+from backsketch.storage.sizes import row_share
 from backsketch_bench import frontier
 from backsketch_bench.activations import collect, token_layers, train
 from backsketch_bench.byte_model import byte_subject
-from backsketch_bench.frontier_choices import BUDGETS, Choice, grid, row_share, within
+from backsketch_bench.frontier_choices import BUDGETS, Choice, grid, within
 from backsketch_bench.frontier_curves import curves
 from backsketch_bench.frontier_figure import STYLE, draw, write_figure
 from backsketch_bench.frontier_points import best_curve, kept_share, main_layer, measure, step_times

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from backsketch import SketchConfig
 from backsketch.config import STORED_BITS
+from backsketch.storage.sizes import row_share
 
 PAPER = "paper"
 RATIOS = (0.5, 0.3, 0.2, 0.1, 0.05)
@@ -62,11 +63,6 @@ def within(budget: float, itemsize: int, *, padded: bool) -> list[Choice]:
         for masked in ((False, True) if padded else (False,))
         for config in [SketchConfig(ratio=min(1.0, budget / row_share(bits, itemsize)), bits=bits, rotate=rotate)]
     ]
-
-
-def row_share(bits: int, itemsize: int) -> float:
-    """Return what a stored row takes of its bytes: the codes, and 4 bytes for each group of 128 values."""
-    return (bits + 0.25) / (8 * itemsize)
 
 
 def _kinds() -> Iterator[Choice]:

@@ -13,6 +13,7 @@ from typing import TypeGuard
 import torch
 
 from .sketches import SKETCHES
+from .storage.sizes import row_share
 
 DEFAULT_RATIO = 0.1
 STORED_BITS = (8, 4, 3, 2)
@@ -104,7 +105,7 @@ class SketchConfig:
             raise TypeError(f"dtype must be a floating-point torch.dtype, got {dtype!r}")
         if share == 1:
             return cls(ratio=1.0)
-        ratios = {bits: min(1.0, share / _row_share(bits, dtype)) for bits in STORED_BITS}
+        ratios = {bits: min(1.0, share / row_share(bits, dtype.itemsize)) for bits in STORED_BITS}
         bits = min(ratios, key=lambda each: (1 + ROUNDING_NOISE[each, True]) / ratios[each])
         return cls(ratio=ratios[bits], bits=bits, rotate=True)
 
@@ -153,11 +154,6 @@ def check_flag(name: str, value: object) -> None:
     """Raise TypeError for what is neither True nor False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
-
-
-def _row_share(bits: int, dtype: torch.dtype) -> float:
-    """Return what a row stored in ``bits`` bits takes of its own bytes: its codes, and 4 bytes for each 128 values."""
-    return (bits + 0.25) / (8 * dtype.itemsize)
 
 
 def _share(name: str, value: object) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from ..numerics import compute_dtype, row_slabs
 from ..seeds import seed_value
 from ..sketches import Sketch, Whole
 from ..sketches.rows import Rows
-from ..storage.groups import parts_of
+from ..storage.groups import group_sizes, parts_of
 from ..storage.packing import StoredRows
 from ..storage.rotation import rotate_back
 from .keeping import drawn_on, sketch_for
@@ -115,8 +114,7 @@ class _HalvedRows:
         """Return half of all rows, with no helper tensor of their size in another type."""
         dim, features = len(self.stored.codes), self.stored.features
         rows = self.stored.codes.new_empty(dim, features, dtype=dtype)
-        slabs = row_slabs(dim, features)
-        for slab in islice(slabs, 1) if rows.is_meta else slabs:  # one tells the sizes of all
+        for slab in row_slabs(dim, features, only_sizes=rows.is_meta):
             rows[slab] = self.some(slab, dtype)
         return rows
 
@@ -129,13 +127,11 @@ class _HalvedRows:
 def _rotate_back_(gradient: Tensor) -> None:
     """Undo the rotation of the rows on the gradient, in place, a few rows of it at a time."""
     dtype = compute_dtype(gradient.dtype)
-    slabs = row_slabs(*gradient.shape)
-    for slab in islice(slabs, 1) if gradient.is_meta else slabs:
+    for slab in row_slabs(*gradient.shape, only_sizes=gradient.is_meta):
         for columns, groups in parts_of(gradient.shape[1]):
             part = gradient[slab, columns]
-            count = groups.stop - groups.start
-            turned = part.to(dtype).reshape(len(part), count, part.shape[1] // count)
-            part.copy_(rotate_back(turned).flatten(1))
+            turned = rotate_back(part.to(dtype).reshape(-1, *group_sizes(groups, part.shape[1])))
+            part.copy_(turned.flatten(1))
 
 
 def _add_outer(gradient: Tensor, total: Tensor, mean: Tensor) -> None:

@@ -9,7 +9,6 @@ is 0 and its variance step²/12. docs/storage.md defines every byte.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -55,8 +54,8 @@ class StoredRows:
         begin at ``first_column``, a multiple of GROUP. A group with NaN or infinity comes back without a finite value.
         """
         dtype = compute_dtype(x.dtype)
-        slabs = row_slabs(len(self.codes), -(-x.shape[1] * 2 // 3))  # larger ones: each takes many small steps
-        for slab in islice(slabs, 1) if x.is_meta else slabs:  # one tells the sizes of all
+        width = -(-x.shape[1] * 2 // 3)  # for larger slabs, since each takes many small steps
+        for slab in row_slabs(len(self.codes), width, only_sizes=x.is_meta):
             rows = slab if chosen is None else chosen[slab]
             for columns, groups in parts_of(x.shape[1]):
                 own = None if mean is None else mean[columns].to(dtype)

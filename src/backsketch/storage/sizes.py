@@ -19,3 +19,8 @@ def stored_bytes(rows: int, features: int, bits: int | None, itemsize: int) -> i
     if bits is None:
         return rows * features * itemsize
     return rows * (packed_bytes(features, bits) + group_count(features) * 2 * torch.bfloat16.itemsize)
+
+
+def row_share(bits: int, itemsize: int) -> float:
+    """Return what a stored row takes of its own bytes, if all its groups are full."""
+    return stored_bytes(1, GROUP, bits, itemsize) / (GROUP * itemsize)
