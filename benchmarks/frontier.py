@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 from backsketch.cli import main
+from backsketch.programs.page_keeping import restart_keeping_pages
 
 if __name__ == "__main__":
+    restart_keeping_pages()
     raise SystemExit(main(["frontier", "--out", str(Path(__file__).parent / "reports"), *sys.argv[1:]]))

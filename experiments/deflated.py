@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from backsketch import SketchConfig, noise
 from backsketch.linear.keeping import kept_bytes, sketch_for
 from backsketch.linear.weight_gradient import weight_gradient
-from backsketch.storage.packing import StoredRows
+from backsketch.storage.packing import write
+from backsketch.storage.stored_rows import StoredRows
 
 _BASIS_STREAM = 0x2545F491
 
@@ -74,7 +75,7 @@ class _Deflated(torch.autograd.Function):
         kept: tuple[Tensor, ...] = (rest,)
         if config.bits is not None:
             stored = StoredRows.empty(rest, len(rest), rest.shape[1], config.bits, config.rotate, int(seed))
-            stored.write(rest)
+            write(stored, rest)
             kept = (stored.codes, stored.ranges)
         ctx.save_for_backward(weight, basis, core, valid, seed, *kept)
         ctx.config = config

@@ -17,6 +17,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from backsketch import SketchConfig, noise, sketch_, valid_rows
+from backsketch.programs.page_keeping import restart_keeping_pages
 from backsketch.programs.result_files import write_record
 from backsketch.storage.sizes import stored_bytes
 from backsketch_bench.activations import Activation, collect, token_layers, train
@@ -174,4 +175,5 @@ def _step(layer: Activation, setting: Deflation | None) -> Callable[[], object]:
 
 
 if __name__ == "__main__":
+    restart_keeping_pages()
     main()

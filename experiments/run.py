@@ -23,6 +23,7 @@ from measures import MEASURES, Places
 from rich.console import Console
 
 from backsketch.programs.glue.finetune import Interrupted
+from backsketch.programs.page_keeping import restart_keeping_pages
 from backsketch.programs.result_files import write_json
 
 HERE = Path(__file__).parent
@@ -113,4 +114,5 @@ def measure(cell: Cell, places: Places, path: Path) -> None:
 
 
 if __name__ == "__main__":
+    restart_keeping_pages()
     typer.run(main)

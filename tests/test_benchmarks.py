@@ -17,8 +17,10 @@ pytest.importorskip("transformers")
 from transformers import RobertaConfig, RobertaForSequenceClassification
 
 from backsketch.cli import main
-from backsketch_bench import speed
+from backsketch.programs import page_keeping
+from backsketch_bench import speed, speed_allocators
 from backsketch_bench.contenders import encoder_contenders
+from backsketch_bench.speed_tables import section
 from backsketch_bench.timing import best_times
 from commands import call, check_mistake, python
 from glue_files import WORDS
@@ -61,7 +63,8 @@ def test_the_script_is_the_command():
 MISTAKES = [
     (
         ["bench", "--part", "colour"],
-        "part must be one of layers, overhead, transient, growth, encoder, dropout, got colour",
+        "part must be one of layers, layers-bfloat16, allocators, kinds, overhead, transient, growth, encoder, "
+        "encoder-bfloat16, dropout, got colour",
     ),
     (["bench", "--threads", "0"], "threads must be a positive integer, got 0"),
     (["bench", "--colour", "red"], "No such option: --colour"),
@@ -243,9 +246,15 @@ def test_a_way_to_train_leaves_the_model_as_it_was(way):
 
 def test_all_ways_share_one_encoder(monkeypatch):
     """Ten copies of RoBERTa-base do not fit in a small machine's memory."""
-    made = []
-    monkeypatch.setattr(copy, "deepcopy", lambda module, *rest: made.append(module))
-    entries = {entry["name"]: entry for entry in speed.encoder(quick=True)}
+    made, copied = [], copy.deepcopy
+
+    def watched(value, *rest):
+        if isinstance(value, torch.nn.Module):
+            made.append(value)
+        return copied(value, *rest)
+
+    monkeypatch.setattr(copy, "deepcopy", watched)
+    entries = {entry["name"]: entry for entry in speed.PARTS["encoder"](True)}
     assert not made
     assert set(entries) == {way.name for way in encoder_contenders()}
     assert entries["rows, ratio 0.1"]["kept"] < entries["rows, ratio 0.5"]["kept"] < entries["exact"]["kept"]
@@ -253,3 +262,28 @@ def test_all_ways_share_one_encoder(monkeypatch):
     peaks = [entries[name]["peak"] for name in ("rows, ratio 0.1", "rows, ratio 0.5", "exact")]
     assert all(lower < higher - 2**20 for lower, higher in itertools.pairwise(peaks))  # tables show whole MiB
     assert all(entry["speed"] > 0 and entry["peak"] > 0 for entry in entries.values())
+
+
+def test_each_type_is_timed_for_every_shape_and_way():
+    found = {entry["name"]: entry for entry in speed.PARTS["layers-bfloat16"](True)}
+    assert {"exact", "recommended", "rows, ratio 0.1", "all rows, 3 bits, rotated"} <= set(found)
+    for entry in found.values():
+        assert list(entry["speeds"]) == ["768 -> 3072", "3072 -> 768", "384 -> 384", "384 -> 1536"]
+    assert found["exact"]["kept"]["384 -> 384"] == 512 * 384 * 2
+    assert set(found["exact"]["speeds"].values()) == {1.0}
+
+
+def test_each_allocator_serves_a_process_of_its_own():
+    entries = speed.PARTS["allocators"](True)
+    assert not page_keeping.is_glibc() or [entry["name"] for entry in entries] == list(speed_allocators.SHOWN)
+    for entry in entries:
+        assert entry["keeping"]["faults"] <= entry["default"]["faults"]
+    record = {"settings": {"layer rows": 512}, "results": {"allocators": entries}}
+    assert len(section(record, "allocators").table.rows) == len(entries)
+
+
+def test_a_record_of_another_allocator_is_not_continued(counted, tmp_path, monkeypatch, capsys):
+    assert bench("--quick", "--out", str(tmp_path)) == 0
+    monkeypatch.setattr(speed, "allocator", lambda: "another")
+    assert bench("--quick", "--out", str(tmp_path)) == 2
+    assert "was made with other settings (quick, threads=1, allocator: " in capsys.readouterr().err

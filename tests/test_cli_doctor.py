@@ -34,6 +34,7 @@ def test_this_machine_is_healthy():
         "backsketch": __version__,
     }
     assert found["bf16_on_cpu"]["works"]
+    assert found["kernels"]["CPU"] == "fused, in C++"
     tested = [finding["config"].split()[0] for finding in found["self_test"] if finding["device"] == "cpu"]
     assert tested == [*SKETCHES, "rows"]
     assert all(0 < finding["standard_error"] < 0.05 for finding in found["self_test"])
@@ -49,6 +50,17 @@ def test_what_it_shows_fits_a_terminal(monkeypatch, capsys):
     assert shown.count("\n  ok ") == len(SKETCHES) + 1
     assert f"torch           {torch.__version__}" in shown
     assert "bf16 on CPU     works" in shown
+    assert "packing on CPU  fused, in C++" in shown
+
+
+@pytest.mark.usefixtures("_few")
+def test_it_says_why_rows_are_not_packed_by_fused_kernels(monkeypatch, capsys):
+    monkeypatch.setattr("backsketch.storage.cpu_kernel.why_not", lambda: "no compiler found")
+    monkeypatch.setattr(environment, "triton_is_here", lambda: False)
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "plain PyTorch, which takes longer: no compiler found" in shown
+    assert "some 50 launches more a layer" in shown
 
 
 @pytest.mark.usefixtures("_few")

@@ -123,7 +123,8 @@ def record(capsys, *arguments):
     return json.loads(run(capsys, "--batch", "8", "--seq", "16", "--json", *arguments))
 
 
-def test_its_figures_are_those_of_a_real_step(place):
+def test_its_figures_are_those_of_a_real_step(place, monkeypatch):
+    monkeypatch.setattr("backsketch.storage.cpu_kernel._LEAST_VALUES", 1)  # fused, as on an accelerator
     process = call("profile", "bert/config.json", "--batch", "8", "--seq", "16", "--json", cwd=place)
     assert (process.returncode, process.stderr) == (0, "")
     told = json.loads(process.stdout)
@@ -131,8 +132,8 @@ def test_its_figures_are_those_of_a_real_step(place):
     real = backsketch.profile(model, **inputs)
     assert told["kept"] == {"before": real.kept_before, "after": real.kept_after, "if_all": real.kept_if_all}
     assert told["kept"]["before"] == kept(model, inputs)
-    table = 64 * 64 * 4  # of the rotation, which on a GPU is one product with a table; here it is two smaller ones
-    assert abs(told["peak"]["after"]["total"] - table - real.peak_after.total) <= 2e-3 * real.peak_after.total
+    tables = 2 * (32 + 64) * 128 * 4  # of the rotation of short groups on a CPU, for each width and direction
+    assert abs(real.peak_after.total - told["peak"]["after"]["total"] - tables / 2) <= tables / 2
     assert told["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert SketchConfig(**told["config"]) == SketchConfig(**told["recommended"]) == SketchConfig.recommended()
     assert [layer["name"] for layer in told["layers"]] == [layer.name for layer in real.layers]

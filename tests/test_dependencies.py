@@ -28,6 +28,7 @@ BROUGHT_BY = {  # module -> the distribution that installs it, where their names
     "tokenizers": "transformers",
     "sklearn": "scikit-learn",
     "tomllib": "tomli",
+    "triton": "torch",  # where torch is built for a GPU
 }
 EXTRAS = {  # the start of a path -> the extras that its files may need; the longest start counts
     "src/backsketch": set(),

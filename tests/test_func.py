@@ -95,3 +95,15 @@ def test_frozen_weights_support_what_linear_supports(model, x):
     out = vmap(lambda a: functional_call(model, frozen, (a,)))(x.view(4, 5, -1))
     torch.testing.assert_close(out.flatten(0, 1), model(x))
     jvp(lambda a: functional_call(model, frozen, (a,)), (x,), (x,))
+
+
+@pytest.mark.parametrize("features", [32, 576])
+def test_grad_of_a_layer_whose_rows_are_rotated(features):
+    layer = sketch_(nn.Linear(features, 20), SketchConfig(bits=8, ratio=1.0, rotate=True))
+    x, y = torch.randn(64, features), torch.randn(64, 20)
+
+    def loss(parameters):
+        return (torch.func.functional_call(layer, parameters, (x,)) * y).sum()
+
+    found, exact = torch.func.grad(loss)(dict(layer.named_parameters()))["weight"], y.t() @ x
+    assert (found - exact).norm() < 0.02 * exact.norm()

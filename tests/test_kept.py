@@ -166,7 +166,7 @@ def test_slabs_of_packed_rows_add_up(dtype, monkeypatch):
     x, y, _ = data(dtype=dtype)
     kept = keep(x, config, draw_seed())
     whole = weight_gradient(kept, y, config, FEATURES)
-    monkeypatch.setattr("backsketch.linear.weight_gradient._READ_ROWS", 6)
+    monkeypatch.setattr("backsketch.linear.weight_gradient._LEAST_READ", 6)
     torch.testing.assert_close(weight_gradient(kept, y, config, FEATURES), whole)
 
 
@@ -178,4 +178,4 @@ def test_rows_are_packed_without_a_copy_of_all_of_them(ratio, masked):
     with peak_memory() as peak:
         kept = keep(x, config, torch.tensor(1), valid)
     beyond = peak.total - x.nbytes - sum(tensor.nbytes for tensor in kept)
-    assert 0 < beyond < x.nbytes * 0.4
+    assert 0 <= beyond < x.nbytes * 0.4

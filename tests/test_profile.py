@@ -410,7 +410,8 @@ CONFIGS = [
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("make", MODELS)
-def test_on_meta_it_tells_what_a_real_step_would(make, config):
+def test_on_meta_it_tells_what_a_real_step_would(make, config, monkeypatch):
+    monkeypatch.setattr("backsketch.storage.cpu_kernel._LEAST_VALUES", 1)  # fused on both
     model, batch = undropped(make)
     real, found = profile(model, **batch, config=config), profile(on_meta(model), **batch, config=config)
     assert found.layers == real.layers

@@ -8,7 +8,16 @@ import torch
 from backsketch import SketchConfig
 from backsketch.linear.keeping import keep, sketch_for
 from backsketch.linear.weight_gradient import weight_gradient
-from backsketch.random_words import DITHER_STREAM, SKETCH_STREAM, random_words
+from backsketch.random_words import (
+    CHOICE_STREAM,
+    DITHER_STREAM,
+    SKETCH_STREAM,
+    line,
+    mixed_positions,
+    order_words,
+    pairwise_words,
+    random_words,
+)
 from backsketch.seeds import draw_seed, seed_value
 from backsketch.sketches.draws import Draws
 from backsketch.sketches.rows import Rows
@@ -39,6 +48,35 @@ def test_the_function_is_the_one_that_docs_storage_defines():
     assert words(seed, 100).tolist() == expected
     assert words(seed, 60, first=40).tolist() == expected[40:]
     assert expected[:3] == [1370833165, 2733184644, 2765397026]
+
+
+def test_pairwise_words_are_a_line_through_mixed_positions():
+    seed = 0x123456789ABCDEF
+    slope, offset = line(seed, DITHER_STREAM)
+    assert slope % 2 == 1
+    four = words(seed, 4, first=2**32 - 4).tolist()[::-1]
+    assert (slope % 2**64, offset % 2**64) == ((four[0] << 32 | four[1]) | 1, four[2] << 32 | four[3])
+    mixed = [0, 2261973619, 229111015]
+    drawn = pairwise_words(seed, DITHER_STREAM, 3, CPU)
+    assert [word % 2**64 for word in drawn.tolist()] == [(slope * x + offset) % 2**64 for x in mixed]
+    on_device = torch.tensor(seed)
+    assert torch.equal(pairwise_words(on_device, DITHER_STREAM, 3, CPU), drawn)
+
+
+@pytest.mark.parametrize("count", [3, 8, 200])
+def test_sums_of_pairwise_words_vary_as_sums_of_independent_ones(count):
+    """Their variance is that of the gradient; their fourth moment tells that no seed is far off."""
+    draws = 8000
+    drawn = torch.stack([pairwise_words(seed * 7919 + 1, DITHER_STREAM, count, CPU) for seed in range(draws)])
+    uniform = drawn.double() * 2.0**-64
+    covariance = torch.cov(uniform.t()) * 12
+    assert (covariance - torch.eye(count)).abs().max() < 6 / math.sqrt(draws)
+    total = uniform.sum(1)
+    assert abs(float(total.mean())) < 5 * math.sqrt(count / 12 / draws)
+    assert abs(float(total.var()) / (count / 12) - 1) < 5 * math.sqrt(2 / draws)
+    kurtosis = float((total - total.mean()).pow(4).mean() / total.var() ** 2)
+    assert abs(kurtosis - (3 - 1.2 / count)) < 5 * math.sqrt(24 / draws)
+    assert len(pairwise_words(5, CHOICE_STREAM, 1 << 20, CPU).unique()) == 1 << 20
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32, 2**63 - 1, 0x5DEECE66D])
@@ -91,13 +129,21 @@ def test_orders_are_uniform_and_have_no_ties():
     assert keys.min() >= 0
 
 
-def test_every_row_and_every_pair_is_chosen_equally_often():
-    rows, dim, draws = 12, 5, 8000
+@pytest.mark.parametrize(("rows", "dim", "draws"), [(12, 5, 8000), (3, 2, 8000), (32, 3, 400_000), (32, 1, 400_000)])
+def test_every_row_and_every_pair_is_chosen_equally_often(rows, dim, draws):
     chosen = torch.zeros(draws, rows)
-    for seed in range(draws):
-        chosen[seed, Rows(rows, dim, seed).chosen(CPU)] = 1
+    if draws < 10_000:
+        for seed in range(draws):
+            chosen[seed, Rows(rows, dim, seed).chosen(CPU)] = 1
+    else:  # all seeds at once
+        slope, offset = line(torch.arange(draws).unsqueeze(1) * 104729, CHOICE_STREAM)
+        keys = (slope * mixed_positions(rows, CPU) + offset).square()
+        assert torch.equal(keys[7], order_words(7 * 104729, CHOICE_STREAM, rows, CPU))
+        chosen.scatter_(1, keys.topk(dim, largest=False).indices, 1.0)
     share = dim / rows
     assert (chosen.mean(0) - share).abs().max() < 5 * math.sqrt(share * (1 - share) / draws)
+    if dim == 1:
+        return
     pairs, expected = chosen.t() @ chosen / draws, share * (dim - 1) / (rows - 1)
     apart = ~torch.eye(rows, dtype=torch.bool)
     assert (pairs[apart] - expected).abs().max() < 5 * math.sqrt(expected * (1 - expected) / draws)

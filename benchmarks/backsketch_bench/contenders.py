@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 
 from backsketch import SketchConfig, sketch_, unsketch_
+from backsketch.config import STORED_BITS
 
 from .paper import paper_, unpaper_
 
@@ -29,9 +31,12 @@ class Contender:
     convert: Convert = lambda model: model
     revert: Convert = lambda model: model
     context: Callable[[], AbstractContextManager[object]] = field(default=nullcontext)
+    title: str | None = None
 
     @property
     def name(self) -> str:
+        if self.title is not None:
+            return self.title
         return self.family if self.ratio == 1 else f"{self.family}, ratio {self.ratio}"
 
     @contextmanager
@@ -57,36 +62,52 @@ def papers(ratio: float) -> Contender:
     return Contender("the paper's dense Gaussian", ratio, partial(paper_, ratio=ratio), unpaper_)
 
 
-def layer_contenders() -> list[Contender]:
-    """List what a single layer is compared with."""
-    blocked = ("gaussian", "rademacher", "hadamard", "cosine", "fourier")
+def recommended(dtype: torch.dtype) -> Contender:
+    """Return what ``sketch_(model)`` does for inputs in this type."""
+    config = SketchConfig.recommended(dtype=dtype)
+    return replace(ours("recommended", config), title="recommended")
+
+
+def layer_contenders(dtype: torch.dtype) -> list[Contender]:
+    """List what a single layer is compared with: all ways to store rows."""
+    rotated = {bits: SketchConfig(ratio=1.0, bits=bits, rotate=True) for bits in (4, 3)}
     return [
         EXACT,
+        papers(0.1),
+        ours("rows", SketchConfig(ratio=0.1)),
+        recommended(dtype),
+        *(ours(f"all rows, {bits} bits", SketchConfig(ratio=1.0, bits=bits)) for bits in STORED_BITS),
+        *(ours(f"all rows, {bits} bits, rotated", config) for bits, config in rotated.items()),
+    ]
+
+
+def kind_contenders() -> list[Contender]:
+    """List the paper's method and every kind of sketch, at several ratios."""
+    blocked = ("gaussian", "rademacher", "hadamard", "cosine", "fourier")
+    return [
         *(papers(ratio) for ratio in RATIOS),
         *(ours("rows", SketchConfig(ratio=ratio)) for ratio in RATIOS),
-        *(ours("rows, 8 bits", SketchConfig(ratio=ratio, bits=8)) for ratio in RATIOS),
         *(ours("hash", SketchConfig(kind="hash", ratio=ratio)) for ratio in RATIOS),
         *(
             ours(f"{kind}, block 128", SketchConfig(kind=kind, ratio=ratio, block=128))
             for kind in blocked
             for ratio in RATIOS
         ),
-        *(ours(f"all rows, {bits} bits", SketchConfig(ratio=1.0, bits=bits)) for bits in (8, 4, 2)),
-        Contender("offload (save_on_cpu)", 1, context=save_on_cpu),
     ]
 
 
-def encoder_contenders() -> list[Contender]:
+def encoder_contenders(dtype: torch.dtype = torch.float32) -> list[Contender]:
     """List what a whole encoder is compared with."""
     return [
         EXACT,
         papers(0.1),
         Contender("checkpointing", 1, _checkpoint_, _uncheckpoint_),
         Contender("offload (save_on_cpu)", 1, context=save_on_cpu),
+        recommended(dtype),
         ours("all rows, 8 bits", SketchConfig(ratio=1.0, bits=8)),
         ours("all rows, 4 bits", SketchConfig(ratio=1.0, bits=4)),
-        *(ours("rows", SketchConfig(ratio=ratio)) for ratio in RATIOS),
-        ours("rows, 4 bits", SketchConfig(ratio=0.5, bits=4)),
+        ours("rows", SketchConfig(ratio=0.5)),
+        ours("rows", SketchConfig(ratio=0.1)),
     ]
 
 

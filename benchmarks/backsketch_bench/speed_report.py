@@ -1,4 +1,4 @@
-"""Render the speed record: the plot of relative throughput, and a dated report in Markdown. Reads only the record."""
+"""Render the speed record: the plot of all kinds, and a dated report in Markdown. Reads only the record."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from .speed_tables import RATIOS, sections
+from .contenders import RATIOS
+from .speed_tables import sections
 
 
 def render(path: Path) -> list[Path]:
     """Write the plot and the report beside the record and return their paths."""
     record = json.loads(path.read_text())
     written = []
-    if "layers" in record["results"]:
-        written.append(_plot(record["results"]["layers"], path.with_suffix(".png")))
+    if "kinds" in record["results"]:
+        written.append(_plot(record["results"]["kinds"], path.with_suffix(".png")))
     report = path.parent / f"{record['when'][:10]}.md"
     report.write_text("\n".join(_lines(record)) + "\n")
     return [path, *written, report]
 
 
-def _plot(layers: list[dict[str, Any]], path: Path) -> Path:
+def _plot(kinds: list[dict[str, Any]], path: Path) -> Path:
     families: dict[str, list[tuple[float, float]]] = {}
-    for entry in layers:
+    for entry in kinds:
         if entry["ratio"] < 1:
             families.setdefault(entry["family"], []).append((entry["ratio"], entry["speed"]))
     figure, axes = plt.subplots(figsize=(7.5, 4.6), constrained_layout=True)
@@ -53,12 +54,13 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
     yield f"# Speed, {record['when'][:10]}\n"
     yield (
         f"{machine['cpu']}, {machine['threads']} threads, torch {versions['torch']}, "
-        f"backsketch {versions['backsketch']} ({record['commit']}), fp32."
+        f"backsketch {versions['backsketch']} ({record['commit']})."
     )
     yield "Ratios to nn.Linear in one process, interleaved, best of several."
+    yield f"Allocator: {record['settings']['allocator']}."
     for part, section in sections(record):
         yield f"\n## {section.title}\n\n{section.text}\n"
-        if part == "layers":
+        if part == "kinds":
             yield "![speed](speed.png)\n"
         yield f"| {' | '.join(section.table.titles)} |".replace("|  |", "| |")
         yield "|---" * len(section.table.titles) + "|"

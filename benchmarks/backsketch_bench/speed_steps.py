@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from backsketch import SketchConfig, peak_memory, saved_memory
@@ -24,15 +25,17 @@ def converted(way: Contender, layer: nn.Module) -> nn.Module:
 
 
 def layer_step(way: Contender, layer: nn.Linear, x: Tensor, y: Tensor) -> Callable[[], None]:
-    """Return forward and backward of a converted copy of a layer."""
-    own = converted(way, layer)
+    """Return forward and backward of a converted copy of a layer.
+
+    An operation makes its input, as in a network: a layer takes more care of memory that NumPy may share.
+    """
+    own, made = converted(way, layer), x * 1
+    wanted = ([made] if x.requires_grad else []) + [*own.parameters()]
 
     def step() -> None:
-        own.zero_grad(set_to_none=True)
-        x.grad = None
         with way.context():
-            out = own(x)
-        out.backward(y)
+            out = own(made)
+        torch.autograd.grad(out, wanted, y)
 
     return step
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from backsketch.table import Table
 
+from .contenders import RATIOS
+
 MIB = 2**20
-RATIOS = (0.5, 0.2, 0.1)
 
 Entries = Sequence[Mapping[str, Any]]
 
@@ -33,26 +35,57 @@ def sections(record: Mapping[str, Any]) -> Iterator[tuple[str, Section]]:
     return ((part, section(record, part)) for part in _SECTIONS if part in record["results"])
 
 
-def _layers(entries: Entries, settings: Mapping[str, Any]) -> Section:
+def _layers(entries: Entries, settings: Mapping[str, Any], dtype: str) -> Section:
+    shapes = list(entries[0]["speeds"])
+    rows = ((entry["name"], *(f"{entry['speeds'][shape]:.2f}" for shape in shapes)) for entry in entries)
+    text = f"B = {settings['layer rows']}: speed of a step, forward and backward; nn.Linear = 1, higher is faster."
+    titles = ("", *(shape.replace("->", "→") for shape in shapes))
+    return Section(f"One layer in {dtype}", text, _table(titles, rows))
+
+
+def _allocators(entries: Entries, settings: Mapping[str, Any]) -> Section:
+    text = (
+        f"B = {settings['layer rows']}, 768 → 3072, fp32. By default glibc gives large blocks back to the system, and "
+        "a step faults their pages in again: ways that allocate most, such as exact training, then look slower than "
+        "they are. All other figures are taken while pages are kept, as every allocator of an accelerator does. Each "
+        "allocator in a process of its own."
+    )
+    if not entries:
+        text = "There is no glibc on this system, and its allocator serves as it is."
+    rows = (
+        (
+            entry["name"],
+            *(f"{entry[each]['speed']:.2f}" for each in ("keeping", "default")),
+            *(f"{entry[each]['seconds'] * 1e3:.0f} ms" for each in ("keeping", "default")),
+            *(f"{entry[each]['faults']:.0f}" for each in ("keeping", "default")),
+        )
+        for entry in entries
+    )
+    titles = ("", "speed", "by default", "a step", "by default", "page faults", "by default")
+    return Section("What the allocator does to the comparison", text, _table(titles, rows))
+
+
+def _kinds(entries: Entries, settings: Mapping[str, Any]) -> Section:
     families: dict[str, dict[float, float]] = {}
     for entry in entries:
         families.setdefault(entry["family"], {})[entry["ratio"]] = entry["speed"]
     rows = (
-        (family, *(f"{speeds[ratio]:.2f}" if ratio in speeds else "" for ratio in (*RATIOS, 1)))
+        (family, *(f"{speeds[ratio]:.2f}" for ratio in RATIOS))
         for family, speeds in families.items()
+        if 1 not in speeds
     )
-    text = f"B = {settings['layer rows']}, mean of 768 → 3072 and 3072 → 768: speed of a step, nn.Linear = 1."
-    return Section("One layer", text, _table(("", "ρ = 0.5", "0.2", "0.1", "all rows"), rows))
+    text = f"B = {settings['layer rows']}, fp32, mean of 768 → 3072 and 3072 → 768: speed of a step, nn.Linear = 1."
+    return Section("Kinds of sketches", text, _table(("", "ρ = 0.5", "0.2", "0.1"), rows))
 
 
-def _encoder(entries: Entries, settings: Mapping[str, Any]) -> Section:
-    return Section("Whole encoder", f"{_shapes(settings)}, without dropout.", _steps(entries))
+def _encoder(entries: Entries, settings: Mapping[str, Any], dtype: str) -> Section:
+    return Section(f"Whole encoder in {dtype}", f"{_shapes(settings)}, without dropout.", _steps(entries))
 
 
 def _dropout(entries: Entries, settings: Mapping[str, Any]) -> Section:
     text = (
-        f"{_shapes(settings)}, with dropout 0.1. On a CPU torch draws its masks on one core and attention with dropout "
-        "takes a slower path: linear layers are a smaller share of the step."
+        f"{_shapes(settings)}, fp32, with dropout 0.1. On a CPU torch draws its masks on one core and attention "
+        "with dropout takes a slower path: linear layers are a smaller share of the step."
     )
     return Section("Whole encoder with dropout", text, _steps(entries))
 
@@ -64,10 +97,16 @@ def _shapes(settings: Mapping[str, Any]) -> str:
 
 def _steps(entries: Entries) -> Table:
     rows = (
-        (row["name"], f"{row['speed']:.2f}", f"{row['kept'] / MIB:.0f} MiB", f"{row['peak'] / MIB:.0f} MiB")
+        (
+            row["name"],
+            f"{row['speed']:.2f}",
+            f"{row['seconds']:.2f} s",
+            f"{row['kept'] / MIB:.0f} MiB",
+            f"{row['peak'] / MIB:.0f} MiB",
+        )
         for row in entries
     )
-    return _table(("", "speed", "kept for backward", "peak"), rows)
+    return _table(("", "speed", "a step", "kept for backward", "peak"), rows)
 
 
 def _transient(entries: Entries, settings: Mapping[str, Any]) -> Section:
@@ -110,8 +149,12 @@ def _table(titles: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> Table:
 
 
 _SECTIONS: dict[str, Callable[[Entries, Mapping[str, Any]], Section]] = {
-    "layers": _layers,
-    "encoder": _encoder,
+    "layers": partial(_layers, dtype="fp32"),
+    "layers-bfloat16": partial(_layers, dtype="bf16"),
+    "allocators": _allocators,
+    "kinds": _kinds,
+    "encoder": partial(_encoder, dtype="fp32"),
+    "encoder-bfloat16": partial(_encoder, dtype="bf16"),
     "dropout": _dropout,
     "transient": _transient,
     "growth": _growth,

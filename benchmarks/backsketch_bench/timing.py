@@ -1,4 +1,8 @@
-"""Time several ways to do one thing side by side: interleaved in one process, the best of several rounds."""
+"""Time several ways to do one thing side by side: interleaved in one process, the best of several rounds.
+
+On a CPU the process should keep its pages (``backsketch.programs.page_keeping``), or a way that allocates more looks
+slower than it is.
+"""
 
 from __future__ import annotations
 

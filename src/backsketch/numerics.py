@@ -25,11 +25,10 @@ def widest(x: Tensor) -> Tensor:
     return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
-def row_slabs(rows: int, features: int, *, only_sizes: bool = False) -> Iterator[slice]:
-    """Split the rows so that one slab stays near CHUNK_ELEMENTS; of slabs for their sizes alone, give the first."""
+def row_slabs(rows: int, features: int) -> Iterator[slice]:
+    """Split the rows so that one slab stays near CHUNK_ELEMENTS."""
     height = max(1, CHUNK_ELEMENTS // max(features, 1))
-    end = min(rows, 1) if only_sizes else rows
-    return (slice(start, min(start + height, rows)) for start in range(0, end, height))
+    return (slice(start, min(start + height, rows)) for start in range(0, rows, height))
 
 
 def column_slabs(rows: int, features: int) -> Iterator[slice]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from functools import lru_cache
+from io import StringIO
 from typing import Any, TypeAlias
 
 import torch
@@ -234,3 +235,26 @@ def inside_compiled(model: nn.Module) -> nn.Module:
         inner: nn.Module = model._orig_mod
         return inner
     return model
+
+
+# Compiled code
+
+
+def compiled_cpp(source: str) -> Any:
+    """Compile C++ as torch.compile does, or find it in torch's cache on disk, and return the loaded library.
+
+    torch.utils.cpp_extension would do it too, but needs Ninja, and a minute for torch's headers.
+    """
+    with redirect_stderr(StringIO()):  # older versions of torch say where CUDA is if there is no GPU
+        from torch._inductor.codecache import CppCodeCache  # takes a second to import
+
+        return CppCodeCache.load(source)
+
+
+def has_plain_memory(tensor: Tensor) -> bool:
+    """Tell whether the values of a tensor lie at its address as they are.
+
+    They do not in a subclass, in a wrapper, under a lazy negation, and in zeros that autograd makes without memory.
+    """
+    lazy = tensor.is_neg() or tensor._is_zerotensor()
+    return type(tensor) in (Tensor, nn.Parameter) and not lazy and not transforms_active()

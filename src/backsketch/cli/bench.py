@@ -19,7 +19,8 @@ def bench(
         list[str] | None,
         Option(
             metavar="PART",
-            help="What to measure: layers, overhead, transient, growth, encoder or dropout; repeatable. Default: all.",
+            help="What to measure: layers, layers-bfloat16, allocators, kinds, overhead, transient, growth, encoder, "
+            "encoder-bfloat16 or dropout; repeatable. Default: all.",
         ),
     ] = None,
     quick: Quick = False,
@@ -32,9 +33,11 @@ def bench(
 
     Example: backsketch bench --part layers
 
-    It takes about 25 minutes on two cores, or a few minutes with --quick. It
-    writes speed.json, speed.png and a dated report to --out. To continue a run
-    that was stopped, repeat the command: it measures only the missing parts.
+    It takes about 40 minutes on two cores, or a few minutes with --quick. On
+    Linux it starts itself again with an allocator that keeps its pages, as those
+    of accelerators do. It writes speed.json, speed.png and a dated report to
+    --out. To continue a run that was stopped, repeat the command: it measures
+    only the missing parts.
     """
     need("cli", "backsketch_bench", "matplotlib")
     from backsketch_bench.speed import PARTS, run
@@ -44,7 +47,7 @@ def bench(
     chosen = part or list(PARTS)
     if unknown := [name for name in chosen if name not in PARTS]:
         raise Problem(f"part must be one of {', '.join(PARTS)}, got {', '.join(unknown)}")
-    if {"encoder", "dropout"} & set(chosen):
+    if {"encoder", "encoder-bfloat16", "dropout"} & set(chosen):
         need("transformers", "transformers")
     set_threads(threads)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from .environment import Bf16Probe, Extra, devices, extras, versions
+from .environment import Bf16Probe, Extra, devices, extras, kernels, versions
 from .selftest import ALLOWED, Finding, self_test
 
 
@@ -39,6 +39,8 @@ def doctor(
     else:
         print()
         _line("bf16 on CPU", _bf16_text(bf16))
+        for place, text in kernels().items():
+            _line(f"packing on {place}", text)
         print("\nhealthy" if healthy else "\nnot healthy: sketched layers do not train correctly here")
     return 0 if healthy else 1
 
@@ -56,6 +58,7 @@ def _record(
         "devices": found_devices,
         "extras": {extra.name: {"packages": extra.packages, "install": extra.install} for extra in found_extras},
         "bf16_on_cpu": bf16,
+        "kernels": kernels(),
         "self_test": [{**asdict(finding), "ok": finding.ok} for finding in findings],
     }
 

@@ -16,6 +16,8 @@ import torch
 
 from .. import __version__
 from ..programs.result_files import cpu_name
+from ..storage import cpu_kernel
+from ..storage.accelerator_kernel import triton_is_here
 
 FIX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 _PROBE = "import torch; a = torch.ones(256, 256, dtype=torch.bfloat16); assert (a @ a)[0, 0] == 256"
@@ -66,6 +68,19 @@ def devices() -> dict[str, str]:
     if torch.backends.mps.is_available():
         found["mps"] = "Apple GPU"
     return found
+
+
+def kernels() -> dict[str, str]:
+    """Return where -> which kernels pack rows there, and why not the fused ones where they do not."""
+    missing = cpu_kernel.why_not()
+    cpu = "fused, in C++" if missing is None else f"plain PyTorch, which takes longer: {missing}"
+    return {"CPU": cpu, "GPU": _triton()}
+
+
+def _triton() -> str:
+    if triton_is_here():
+        return f"fused, in Triton {_version('triton')}"
+    return "plain PyTorch, with some 50 launches more a layer: Triton is not installed"
 
 
 class Bf16Probe:

@@ -17,8 +17,9 @@ from ..sketches import Sketch, Whole, make_sketch
 from ..sketches.base import Shapes
 from ..sketches.rows import Rows, ValidRows
 from ..storage.groups import GROUP, group_count
-from ..storage.packing import StoredRows
+from ..storage.packing import write
 from ..storage.sizes import stored_bytes
+from ..storage.stored_rows import StoredRows
 
 SEED_BYTES = 8
 
@@ -39,7 +40,7 @@ def keep(x: Tensor, config: SketchConfig, seed: Tensor, valid: Tensor | None = N
     else:
         # Stored rows take up to 5/8 of what they are made of, of 8 bits in half precision.
         _compress_parts(
-            x, sketch, valid, 5 * sketch.dim // 8, lambda at, part: stored.write(part, first_column=at.start), *mean
+            x, sketch, valid, 5 * sketch.dim // 8, lambda at, part: write(stored, part, first_column=at.start), *mean
         )
     return seed, stored.codes, stored.ranges, *mean
 
@@ -78,7 +79,7 @@ def _store_picked(
 ) -> None:
     """Store the rows that a sketch picks, those that do not count as zeros; none are copied."""
     chosen = sketch.chosen(x.device) if isinstance(sketch, Rows) else None
-    stored.write(x, chosen, mean)
+    write(stored, x, chosen, mean)
     if valid is not None:
         counted = valid if chosen is None else valid.index_select(0, chosen)
         stored.ranges.masked_fill_(~counted.view(-1, 1, 1), 0)

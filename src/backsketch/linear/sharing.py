@@ -111,14 +111,21 @@ def identity(x: Tensor) -> Hashable:
 
 
 def _probe(x: Tensor) -> Tensor | None:
-    """Return the sum and some values of a CPU tensor that no autograd operation made; None for any other tensor.
+    """Return a checksum and some values of a CPU tensor that no autograd operation made; None for any other tensor.
 
     NumPy or another process may share such memory and overwrite it without raising the tensor's version.
     """
     if not x.is_cpu or not x.numel() or producer_of(x) is not None:
         return None
     x = x.detach()
-    return torch.cat((x.sum(dtype=torch.float64).view(1), x[_scattered(x.shape)].to(torch.float64)))
+    return torch.cat((_checksum(x).view(1), x[_scattered(x.shape)].to(torch.float64).view(torch.int64)))
+
+
+def _checksum(x: Tensor) -> Tensor:
+    """Return the sum of the bits of x, eight bytes at a time where they are aligned: () int64."""
+    if x.is_contiguous() and x.nbytes % 8 == 0 and x.storage_offset() * x.itemsize % 8 == 0:
+        return x.view(-1).view(torch.int64).sum()
+    return x.sum(dtype=torch.float64).view(torch.int64)
 
 
 def _same_probe(one: Tensor | None, other: Tensor | None) -> bool:

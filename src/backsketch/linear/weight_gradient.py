@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -15,12 +16,15 @@ from ..seeds import seed_value
 from ..sketches import Sketch, Whole
 from ..sketches.rows import Rows
 from ..storage.groups import group_sizes, parts_of
-from ..storage.packing import StoredRows
+from ..storage.packing import fused, read
 from ..storage.rotation import rotate_back
+from ..storage.stored_rows import StoredRows
 from .keeping import drawn_on, sketch_for
 
-_READ_ROWS = 512  # rows turned back from codes at once: enough for a good GEMM, few enough for memory used before
+_READS, _LEAST_READ = 4, 512  # rows turned back from codes at once: a share of all, but enough for a good GEMM
 _LEAST_OUTPUTS = 512  # columns of Y compressed at once, at least
+# FLOPs of a GEMM in the time that copying one value takes; on accelerators those of A100 and H100.
+_FLOPS_PER_COPY_ON_CPU, _FLOPS_PER_COPY = 128, 1024
 
 
 def weight_gradient(
@@ -32,10 +36,11 @@ def weight_gradient(
     if config.bits is None:
         gradient = _product(sketch, y, stored[0], in_features)
     else:
-        rows = StoredRows.of(stored[0], stored[1], config.bits, config.rotate, in_features, seed_value(seed))
+        rows = StoredRows(stored[0], stored[1], config.bits, config.rotate, in_features, seed_value(seed))
         # A product with rotated rows is rotated. Of the rows and the product, the shorter one is rotated back.
-        late = config.rotate and y.shape[1] <= len(rows.codes)
-        gradient = _product(sketch, y, _HalvedRows(rows, rotated=late), in_features)
+        late = config.rotate and y.shape[1] <= rows.rows and not fused(rows, y.dtype)
+        places = sketch.places(y.device) if _spreading_pays(sketch, rows, y.dtype) else None
+        gradient = _product(sketch, y, _HalvedRows(rows, late, places), in_features)
         if late:
             _rotate_back_(gradient)
     if config.center and not config.keeps_input(len(y)):
@@ -43,13 +48,24 @@ def weight_gradient(
     return gradient
 
 
+def _spreading_pays(sketch: Sketch, rows: StoredRows, dtype: torch.dtype) -> TypeGuard[Rows]:
+    """Tell whether to multiply all of Y, with zeros for rows that were not kept, rather than copy the rows of Y."""
+    if not isinstance(sketch, Rows) or not fused(rows, dtype):
+        return False
+    copied = _FLOPS_PER_COPY_ON_CPU if rows.codes.device.type == "cpu" else _FLOPS_PER_COPY
+    return 2 * (sketch.rows - sketch.dim) * rows.features < copied * sketch.dim
+
+
 def _product(sketch: Sketch, y: Tensor, rows: Tensor | _HalvedRows, in_features: int) -> Tensor:
     """Return gain · (Rᵀy)ᵀ · rows: (rows, out_features) -> (out_features, in_features)."""
     gain = sketch.gain
     factor = 1.0 if isinstance(gain, Tensor) else gain
     out = y.new_empty(y.shape[1], in_features)
-    if isinstance(rows, _HalvedRows) and y.dtype != compute_dtype(y.dtype):
-        rows, factor = rows.all(y.dtype), 2 * factor
+    if isinstance(rows, _HalvedRows):
+        if rows.places is not None:
+            sketch = Whole(sketch.rows, sketch.rows, sketch.seed)
+        if rows.at_once(y):
+            rows, factor = rows.all(y.dtype), 2 * factor
     if isinstance(rows, Tensor):
         compress = _compression(sketch, y)
         for outputs in _output_slabs(y, in_features, _compressed_rows(sketch)):
@@ -100,34 +116,50 @@ def _output_slabs(y: Tensor, in_features: int, kept: int) -> Iterator[slice]:
 class _HalvedRows:
     """Half of the rows kept in few bits, since the whole may overflow in half precision; (dim, features).
 
-    No more of them is read at once than needed. They may be left rotated.
+    No more of them is read at once than needed. They may be left rotated. With ``places`` they are spread over the
+    rows of Y, (rows, features), with zeros between them.
     """
 
     stored: StoredRows
     rotated: bool
+    places: Tensor | None
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows there are."""
+        return self.stored.rows if self.places is None else len(self.places)
+
+    def at_once(self, y: Tensor) -> bool:
+        """Tell whether to read all rows for one GEMM.
+
+        A GEMM in half precision rounds its result, which must not be added up. On an accelerator each step has its
+        price. ∂x, which is made later, takes as much memory.
+        """
+        return y.dtype != compute_dtype(y.dtype) or y.device.type != "cpu"
 
     def some(self, slab: slice, dtype: torch.dtype) -> Tensor:
         """Return half of some rows."""
-        return self.stored.read(slab, dtype, scale=0.5, rotate_rows_back=not self.rotated)
+        return read(self.stored, slab, dtype, scale=0.5, rotate_rows_back=not self.rotated, places=self.places)
 
     def all(self, dtype: torch.dtype) -> Tensor:
-        """Return half of all rows, with no helper tensor of their size in another type."""
-        dim, features = len(self.stored.codes), self.stored.features
-        rows = self.stored.codes.new_empty(dim, features, dtype=dtype)
-        for slab in row_slabs(dim, features, only_sizes=rows.is_meta):
+        """Return half of all rows; on a CPU with no helper tensor of their size in another type."""
+        if self.stored.codes.device.type != "cpu":
+            return self.some(slice(None), dtype)
+        rows = self.stored.codes.new_empty(self.rows, self.stored.features, dtype=dtype)
+        for slab in row_slabs(*rows.shape):
             rows[slab] = self.some(slab, dtype)
         return rows
 
     def slabs(self) -> list[slice]:
         """Split the rows for a GEMM each."""
-        dim = len(self.stored.codes)
-        return [slice(start, min(start + _READ_ROWS, dim)) for start in range(0, max(dim, 1), _READ_ROWS)]
+        height = max(_LEAST_READ, -(-self.rows // _READS))
+        return [slice(start, min(start + height, self.rows)) for start in range(0, max(self.rows, 1), height)]
 
 
 def _rotate_back_(gradient: Tensor) -> None:
-    """Undo the rotation of the rows on the gradient, in place, a few rows of it at a time."""
+    """Undo the rotation of the rows on the gradient, in place, on a CPU a few rows of it at a time."""
     dtype = compute_dtype(gradient.dtype)
-    for slab in row_slabs(*gradient.shape, only_sizes=gradient.is_meta):
+    for slab in row_slabs(*gradient.shape) if gradient.device.type == "cpu" else (slice(None),):
         for columns, groups in parts_of(gradient.shape[1]):
             part = gradient[slab, columns]
             turned = rotate_back(part.to(dtype).reshape(-1, *group_sizes(groups, part.shape[1])))

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from .page_keeping import allocator
+
 
 def make_record(*, settings: dict[str, Any], results: Any, packages: Sequence[str] = ()) -> dict[str, Any]:
     """Return the record, with the versions of torch and of ``packages``."""
@@ -30,7 +32,13 @@ def make_record(*, settings: dict[str, Any], results: Any, packages: Sequence[st
             **{name: _version(name) for name in packages},
         },
         "commit": LOADED,
-        "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), **_accelerator()},
+        "machine": {
+            "cpu": cpu_name(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "allocator": allocator(),
+            **_accelerator(),
+        },
         "results": results,
     }
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..random_words import SKETCH_STREAM, Seed, random_words
+from ..random_words import CHOICE_STREAM, SKETCH_STREAM, Seed, order_words, random_words
 from ..seeds import generator_at
 
 
 class Draws:
-    """Random signs, orders and normal numbers from a seed. Two with the same seed give the same to the same calls."""
+    """Random numbers of several kinds from a seed. Two with the same seed give the same to the same calls."""
 
     def __init__(self, seed: Seed, device: torch.device) -> None:
         self._seed, self._device = seed, device
@@ -27,6 +27,16 @@ class Draws:
     def keys(self, count: int) -> Tensor:
         """Return a different random number below 2⁶³ for each of ``count`` places, to order them by."""
         return (self._words(count) << 31) | torch.arange(count, device=self._device)
+
+    def choice(self, count: int, places: int, among: Tensor | None = None) -> Tensor:
+        """Return ``count`` of the places at random, without replacement: (count,).
+
+        Those that are ``among``, (places,) bool, come before all others. Each call gives the same.
+        """
+        keys = order_words(self._seed, CHOICE_STREAM, places, self._device)
+        if among is not None:
+            keys = (keys >> 1).add_(torch.where(among, -(2**62), 2**62))
+        return keys.topk(count, largest=False).indices
 
     def orders(self, count: int, height: int) -> Tensor:
         """Return ``count`` independent random orders of ``height`` things: (count, height)."""

@@ -54,7 +54,7 @@ class OrthonormalSketch(BlockKind):
         height = self.block_height(self.rows)
         dtype = compute_dtype(x.dtype)
         signs = draws.signs(self.rows).to(dtype)
-        chosen = draws.keys(height).topk(self.dim, largest=False).indices
+        chosen = draws.choice(self.dim, height)
         out = x.new_empty(self.dim, x.shape[1])
         for slab in column_slabs(height, x.shape[1]):
             signed = x.new_zeros(slab.stop - slab.start, height, dtype=dtype)

@@ -33,7 +33,7 @@ class Rows(Sketch):
         return 0
 
     def helper_bytes(self, features: int) -> int:
-        return 8 * self.dim
+        return 8 * self.rows
 
     def among(self, valid: Tensor) -> Sketch:
         return ValidRows(self.rows, self.dim, self.seed, valid)
@@ -47,7 +47,12 @@ class Rows(Sketch):
 
     def chosen(self, device: torch.device) -> Tensor:
         """Return the indices of the kept rows: (dim,)."""
-        return self.draws(device).keys(self.rows).topk(self.dim, largest=False).indices
+        return self.draws(device).choice(self.dim, self.rows)
+
+    def places(self, device: torch.device) -> Tensor:
+        """Return for each row which of the kept rows it is, or −1: (rows,)."""
+        kept = torch.arange(self.dim, device=device)
+        return torch.full((self.rows,), -1, device=device).scatter_(0, self.chosen(device), kept)
 
     def pick(self, x: Tensor, chosen: Tensor) -> Tensor:
         """Return the ``chosen`` rows of x: (rows, features), (count,) -> (count, features)."""
@@ -73,6 +78,4 @@ class ValidRows(Rows):
         return x.index_select(0, chosen).masked_fill_(padded.unsqueeze(1), 0)
 
     def chosen(self, device: torch.device) -> Tensor:
-        keys = self.draws(device).keys(self.rows)
-        # The keys of valid rows become negative, so that padded rows come last.
-        return torch.where(self.valid, keys - 2**63, keys).topk(self.dim, largest=False).indices
+        return self.draws(device).choice(self.dim, self.rows, among=self.valid)

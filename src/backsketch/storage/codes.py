@@ -6,6 +6,8 @@ take one fold, two bits two, one bit three. Three bits are stored as two bits, t
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ def join(codes: Tensor, bits: int, *, out: Tensor) -> None:
     """Write the codes of some groups, each below 2^bits, as bytes: (..., count) uint8 -> (..., group_bytes)."""
     start = shift = 0
     for width in _PLANES[bits]:
-        plane = codes if len(_PLANES[bits]) == 1 else (codes >> shift).bitwise_and_(2**width - 1)
+        plane = codes >> shift if shift else codes if width == bits else codes & 2**width - 1
         end = start + -(-codes.shape[-1] * width // 8)
         _fold(plane, width, out[..., start:end])
         start, shift = end, shift + width
@@ -53,6 +55,9 @@ def _fold(codes: Tensor, width: int, out: Tensor) -> None:
 
 
 def _unfold(joined: Tensor, width: int, count: int) -> Tensor:
+    if count * width % 8 == 0 and joined.device.type != "cpu":  # no code is missing, and each step has its price
+        apart = joined.unsqueeze(-2).bitwise_right_shift(_shifts(width, joined.device))
+        return apart.bitwise_and_(2**width - 1).flatten(-2) if width < 8 else joined
     counts = [count]  # how many are left after each fold
     while width * 2 ** len(counts) <= 8:
         counts.append(-(-counts[-1] // 2))
@@ -65,3 +70,11 @@ def _unfold(joined: Tensor, width: int, count: int) -> Tensor:
         torch.bitwise_right_shift(joined[..., : unfolded - half], kept, out=codes[..., half:])
         joined = codes
     return joined
+
+
+@lru_cache(maxsize=32)
+def _shifts(width: int, device: torch.device) -> Tensor:
+    """Return where in a byte the codes of each part of a group are: (parts, 1) uint8. The first fold is the lowest."""
+    folds = (8 // width).bit_length() - 1
+    shifts = [sum(width << fold for fold in range(folds) if part >> folds - 1 - fold & 1) for part in range(8 // width)]
+    return torch.tensor(shifts, dtype=torch.uint8, device="cpu").unsqueeze(1).to(device)

@@ -33,23 +33,25 @@ class Grid:
         least = _down(smallest)
         levels = 2**bits - 1
         zeros = _groups_with_zeros(values, least, levels) if may_keep_zeros else None
-        steps = levels if zeros is None else levels - zeros.to(values.dtype)
+        share: float | Tensor = _ROUNDING / levels
+        if zeros is not None:
+            share = torch.where(zeros, _ROUNDING / (levels - 1), _ROUNDING / levels).to(values.dtype)
         # Not finite where values are further apart than floats go: such a group must not come back as if it were right.
-        return cls(least, _up((largest - least) / steps * _ROUNDING), zeros)
+        return cls(least, _up((largest - least) * share), zeros)
 
     @classmethod
-    def read(cls, ranges: Tensor, dtype: torch.dtype, may_keep_zeros: bool) -> Grid:
-        """Return the grid that was ``stored``: (..., 2) -> fields (..., 1)."""
-        least, step = ranges.to(dtype).unsqueeze(-1).unbind(-2)
+    def read(cls, ranges: Tensor, dtype: torch.dtype, scale: float, may_keep_zeros: bool) -> Grid:
+        """Return the grid that was stored, times ``scale``: (..., 2) -> fields (..., 1)."""
+        least, step = torch.mul(ranges, scale, out=torch.empty_like(ranges, dtype=dtype)).unsqueeze(-1).unbind(-2)
         if not may_keep_zeros:
             return cls(least, step, None)
         zeros = step.signbit()
         return cls(least, step.abs(), zeros if _any(zeros) else None)
 
-    def stored(self) -> Tensor:
-        """Return the grid as it is kept: (..., 2) bf16."""
+    def store(self, out: Tensor) -> None:
+        """Write the grid as it is kept: (..., 2) bf16."""
         step = self.step if self.zeros is None else torch.where(self.zeros, -self.step, self.step)
-        return torch.cat((self.least, step), -1).to(torch.bfloat16)
+        torch.cat((self.least, step), -1, out=out)
 
     def inverse_step(self) -> Tensor:
         """Return 1/step, or 0 for a group of one value."""
@@ -73,13 +75,18 @@ def _any(flags: Tensor) -> bool:
 def _down(x: Tensor) -> Tensor:
     """Return the largest bf16 number that is not above x, in x's own type; NaN for what is not finite.
 
-    Cutting off the lower half of fp32's bits rounds towards zero. Below zero the next number is wanted, if any bit was
-    cut off.
+    Rounding the bits of fp32, as an integer, towards zero cuts off the lower half of a number above zero, and moves one
+    below zero away from it.
     """
     bits = x.to(torch.float32).view(torch.int32)
-    cut = (bits + (bits >> 31 & 0xFFFF) & -0x10000).view(torch.float32)
-    return (cut + (x - x)).to(x.dtype)
+    return _as_float(bits.div(1 << 16, rounding_mode="trunc").mul_(1 << 16), x)
 
 
 def _up(x: Tensor) -> Tensor:
-    return 0.0 - _down(-x)  # not -0.0 for 0, whose sign would say that zeros are kept exactly
+    """Return the least bf16 number that is not below x ≥ 0, in x's own type; NaN for what is not finite."""
+    bits = x.to(torch.float32).view(torch.int32)
+    return _as_float((bits + 0xFFFF).bitwise_and_(-1 << 16), x)
+
+
+def _as_float(bits: Tensor, x: Tensor) -> Tensor:
+    return torch.add(bits.view(torch.float32), x, alpha=0.0).to(x.dtype)  # 0 · x is NaN for what is not finite

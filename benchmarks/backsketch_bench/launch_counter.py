@@ -1,0 +1,72 @@
+"""LaunchCounter: count the kernels that a block of code launches on an accelerator, and the bytes they move.
+
+It works on the meta device, which has shapes and no values, so it needs neither an accelerator nor memory. Counted is
+one launch for each operator of torch that runs on the device. Not counted are views, operators that only make or
+describe a tensor, operators without a value to compute, and operators on CPU tensors, such as those that draw a seed.
+A call of a library counts once, though topk, sort, sums and products may launch more than one kernel inside.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from backsketch.torch_private import TorchDispatchMode, tree_leaves
+
+from .launch_rules import FREE, Call, moved, multiplied
+
+
+class Kernel(NamedTuple):
+    """One launch: its operator, the bytes it reads and writes, and the flops of its matrix product in this type."""
+
+    name: str
+    bytes: int
+    flops: int
+    dtype: torch.dtype
+
+
+class LaunchCounter(TorchDispatchMode):
+    """Inside the block, write down every kernel that is launched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: list[Kernel] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        keywords = kwargs or {}
+        result = func(*args, **keywords)
+        call = Call(str(func).split(".")[1], args, keywords, result)
+        tensors = [value for value in tree_leaves([args, keywords, result]) if isinstance(value, Tensor)]
+        if not func.is_view and call.name not in FREE and _runs(call, tensors):
+            dtype = next(tensor.dtype for tensor in tensors if tensor.device.type != "cpu")
+            self.kernels.append(Kernel(call.name, moved(call), multiplied(call), dtype))
+        return result
+
+    @property
+    def launches(self) -> int:
+        """Return how many kernels were launched."""
+        return len(self.kernels)
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes that all kernels moved."""
+        return sum(kernel.bytes for kernel in self.kernels)
+
+    @property
+    def flops(self) -> int:
+        """Return the floating-point operations of all matrix products."""
+        return sum(kernel.flops for kernel in self.kernels)
+
+    def by_operator(self) -> dict[str, int]:
+        """Return operator -> launches, the most frequent first."""
+        return dict(Counter(kernel.name for kernel in self.kernels).most_common())
+
+
+def _runs(call: Call, tensors: Sequence[Tensor]) -> bool:
+    """Tell whether a call computes a value on a device."""
+    results = [value for value in tree_leaves(call.result) if isinstance(value, Tensor)] or tensors
+    return any(tensor.device.type != "cpu" and tensor.numel() for tensor in results)
