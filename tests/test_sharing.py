@@ -130,7 +130,7 @@ def test_a_buffer_with_a_constant_border_is_kept_anew_too(view):
     assert layers[1].weight.grad is not None
     gradient = layers[1].weight.grad - target.sum(0).unsqueeze(1) * batches.mean((0, 1))
     closer = [torch.cosine_similarity(gradient.flatten(), each.flatten(), dim=0) for each in (new, old)]
-    assert closer[0] > 0.3 > closer[1]
+    assert closer[0] > 0.2 > closer[1]
 
 
 def test_a_layer_called_again_shares_with_no_call_of_its_own(x):

@@ -3,7 +3,8 @@
 It works on the meta device, which has shapes and no values, so it needs neither an accelerator nor memory. Counted is
 one launch for each operator of torch that runs on the device. Not counted are views, operators that only make or
 describe a tensor, operators without a value to compute, and operators on CPU tensors, such as those that draw a seed.
-A call of a library counts once, though topk, sort, sums and products may launch more than one kernel inside.
+A call of a library counts once, though topk, sort, sums and products may launch more than one kernel inside; so do
+pack_rows and unpack_rows, which launch twice for some odd sizes.
 """
 
 from __future__ import annotations

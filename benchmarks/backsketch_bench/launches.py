@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from backsketch import SketchConfig, sketch_
 from backsketch.config import STORED_BITS
 from backsketch.programs.result_files import write_record
 from backsketch.storage import packing
+from backsketch.storage.accelerator_kernel import triton_is_here
 
 from .launch_counter import LaunchCounter
 from .launch_subjects import SUBJECTS, Subject, step_of
@@ -48,12 +48,9 @@ def ways(dtype: torch.dtype) -> dict[str, SketchConfig | None]:
 
 def paths() -> dict[str, Inside]:
     """Return the paths by which rows are stored on an accelerator: without Triton that of plain torch alone."""
-    without: Inside | None = getattr(packing, "without_fused_kernels", None)
-    return (
-        {REFERENCE: nullcontext}
-        if without is None or find_spec("triton") is None
-        else {REFERENCE: without, FUSED: nullcontext}
-    )
+    if not triton_is_here():
+        return {REFERENCE: nullcontext}
+    return {REFERENCE: packing.without_fused_kernels, FUSED: nullcontext}
 
 
 def count(

@@ -27,9 +27,10 @@ def random_words(seed: Seed, stream: int, first: int, count: int, device: torch.
 
 
 def pairwise_words(seed: Seed, stream: int, count: int, device: torch.device) -> Tensor:
-    """Return different 64-bit numbers, any two of them independent, for the positions 0 … count − 1: (count,) int64.
+    """Return 64-bit numbers, all different, for the positions 0 … count − 1: (count,) int64.
 
-    They take one operation where ``random_words`` takes two dozen: a line through the mixed positions, mod 2⁶⁴.
+    The upper 32 bits of any two are independent. They take one operation where ``random_words`` takes two dozen: a
+    line through the mixed positions, mod 2⁶⁴.
     """
     slope, offset = line(seed, stream)
     mixed = mixed_positions(count, device)

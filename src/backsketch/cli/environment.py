@@ -79,8 +79,9 @@ def kernels() -> dict[str, str]:
 
 def _triton() -> str:
     if triton_is_here():
-        return f"fused, in Triton {_version('triton')}"
-    return "plain PyTorch, with some 50 launches more a layer: Triton is not installed"
+        here = "" if torch.cuda.is_available() else " (no GPU here)"
+        return f"fused, in Triton {_version('triton')}{here}"
+    return "plain PyTorch, with some 50 launches more a layer: Triton is not installed, or switched off"
 
 
 class Bf16Probe:

@@ -17,6 +17,7 @@ from ..sketches import SKETCHES
 from .config_text import in_words
 
 ROWS, FEATURES, OUTPUTS, DRAWS = 64, 32, 16, 200
+PACKED_ROWS = 1200  # enough for the fused kernel
 ALLOWED = 5.0
 
 
@@ -74,8 +75,9 @@ def _one_thread() -> Iterator[None]:
 
 
 def _try(config: SketchConfig, device: str) -> Finding:
-    x, weight, bias = torch.randn(ROWS, FEATURES), torch.randn(OUTPUTS, FEATURES), torch.randn(OUTPUTS)
-    y = torch.randn(ROWS, OUTPUTS) + 0.5
+    rows = ROWS if config.bits is None else PACKED_ROWS
+    x, weight, bias = torch.randn(rows, FEATURES), torch.randn(OUTPUTS, FEATURES), torch.randn(OUTPUTS)
+    y = torch.randn(rows, OUTPUTS) + 0.5
     x, weight, bias, y = (tensor.to(device) for tensor in (x, weight, bias, y))
     leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
     out = F.linear(*leaves)

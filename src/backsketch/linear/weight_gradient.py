@@ -37,7 +37,8 @@ def weight_gradient(
         gradient = _product(sketch, y, stored[0], in_features)
     else:
         rows = StoredRows(stored[0], stored[1], config.bits, config.rotate, in_features, seed_value(seed))
-        # A product with rotated rows is rotated. Of the rows and the product, the shorter one is rotated back.
+        # A product with rotated rows is rotated. A fused kernel rotates rows back as it reads them; else the shorter of
+        # the rows and the product is rotated back.
         late = config.rotate and y.shape[1] <= rows.rows and not fused(rows, y.dtype)
         places = sketch.places(y.device) if _spreading_pays(sketch, rows, y.dtype) else None
         gradient = _product(sketch, y, _HalvedRows(rows, late, places), in_features)
@@ -52,6 +53,7 @@ def _spreading_pays(sketch: Sketch, rows: StoredRows, dtype: torch.dtype) -> Typ
     """Tell whether to multiply all of Y, with zeros for rows that were not kept, rather than copy the rows of Y."""
     if not isinstance(sketch, Rows) or not fused(rows, dtype):
         return False
+    # For each output: the FLOPs of rows of zeros against a copy of dim values of Y.
     copied = _FLOPS_PER_COPY_ON_CPU if rows.codes.device.type == "cpu" else _FLOPS_PER_COPY
     return 2 * (sketch.rows - sketch.dim) * rows.features < copied * sketch.dim
 
@@ -121,7 +123,7 @@ class _HalvedRows:
     """
 
     stored: StoredRows
-    rotated: bool
+    left_rotated: bool
     places: Tensor | None
 
     @property
@@ -139,7 +141,7 @@ class _HalvedRows:
 
     def some(self, slab: slice, dtype: torch.dtype) -> Tensor:
         """Return half of some rows."""
-        return read(self.stored, slab, dtype, scale=0.5, rotate_rows_back=not self.rotated, places=self.places)
+        return read(self.stored, slab, dtype, scale=0.5, rotate_rows_back=not self.left_rotated, places=self.places)
 
     def all(self, dtype: torch.dtype) -> Tensor:
         """Return half of all rows; on a CPU with no helper tensor of their size in another type."""

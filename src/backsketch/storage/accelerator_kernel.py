@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..random_words import DITHER_STREAM, line
 from ..torch_private import has_plain_memory
+from .cpu_kernel import switched_off
 from .stored_rows import StoredRows
 
 _DEVICES = ("cuda", "xpu", "meta")
@@ -33,8 +34,8 @@ def serves(stored: StoredRows, x: Tensor | None, dtype: torch.dtype) -> bool:
 
 @lru_cache(maxsize=1)
 def triton_is_here() -> bool:
-    """Tell whether Triton is installed."""
-    return find_spec("triton") is not None
+    """Tell whether Triton is installed and not switched off."""
+    return find_spec("triton") is not None and not switched_off()
 
 
 def write(stored: StoredRows, x: Tensor, chosen: Tensor | None, mean: Tensor | None, first_column: int) -> None:

@@ -1,5 +1,6 @@
 // Rows to codes and back, in one pass over the data. docs/storage.md defines every byte; reference.py does the same.
 //
+// Compiled with the flags of torch.compile: NaN and infinity are honoured, and sums are not reordered.
 // Full groups of 128 values are held in eight vectors of 16. They are written with the vector types of GCC and Clang,
 // which turn them into whatever instructions the CPU has. A shorter last group is handled one value at a time.
 
@@ -93,7 +94,7 @@ void transform(Floats* v) {
             }
 }
 
-// The transform of a shorter group: what each value adds to every output stands in one row of the matrix.
+// The transform of a shorter group: row j of the matrix is what value j adds to each output.
 void transform(float* x, int size, const float* matrix) {
     Floats sums[VECTORS] = {};
     for (int j = 0; j < size; ++j)
@@ -111,7 +112,7 @@ float down(float x) {  // the largest bf16 number that is not above x
     std::memcpy(&bits, &x, 4);
     bits = (bits + (bits >> 31 ? 0xFFFF : 0)) & 0xFFFF0000u;
     std::memcpy(&x, &bits, 4);
-    return x + (x - x);
+    return x + 0.0f;  // not -0.0: the sign of a step has a meaning
 }
 float up(float x) { return 0.0f - down(-x); }
 

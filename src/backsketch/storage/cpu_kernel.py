@@ -21,14 +21,14 @@ from .groups import GROUP
 from .rotation import transform_matrix
 from .stored_rows import StoredRows
 
-_LEAST_VALUES = 1 << 15  # of a batch: below, the reference takes no longer than a process takes to load the kernel
+_LEAST_VALUES = 1 << 15  # kept: for fewer, a process would take longer to load the kernel than it saves
 _LEAST_FOR_THREADS = 1 << 16
 _DTYPES = (torch.float32, torch.bfloat16)
 _OFF = "TORCHDYNAMO_DISABLE"
 
 
 def serves(stored: StoredRows, x: Tensor | None, dtype: torch.dtype) -> bool:
-    """Tell whether the kernel can pack x, or read rows in this type. It depends on types and sizes alone."""
+    """Tell whether the kernel can pack x, or read rows in this type. It never depends on values."""
     return (
         stored.codes.device.type == "cpu"
         and dtype in _DTYPES
@@ -107,6 +107,11 @@ def library() -> Any | None:
     return None if isinstance(found, str) else found
 
 
+def switched_off() -> bool:
+    """Tell whether the user wants no fused kernels."""
+    return os.environ.get(_OFF, "0") not in ("", "0")
+
+
 def why_not() -> str | None:
     """Return why there are no compiled kernels here, or None if there are."""
     found = _loaded()
@@ -115,7 +120,7 @@ def why_not() -> str | None:
 
 @lru_cache(maxsize=1)
 def _loaded() -> Any | str:
-    if os.environ.get(_OFF, "0") not in ("", "0"):
+    if switched_off():
         return f"{_OFF} is set"
     try:
         found = compiled_cpp((files(__package__) / "cpu_kernel.cpp").read_text("utf-8"))
@@ -142,7 +147,7 @@ def _matrix(stored: StoredRows, features: int, *, transpose: bool) -> int | None
 
 @cache  # its address is in use, and there are no more sizes than GROUP
 def _padded_matrix(size: int, transpose: bool) -> Tensor:
-    """Return the matrix by which a group is multiplied, its rows padded with zeros: (size, GROUP)."""
+    """Return the transform, without signs, its rows padded with zeros: (size, GROUP)."""
     matrix = transform_matrix(size, torch.device("cpu"), torch.float32)
     padded = torch.zeros(size, GROUP, dtype=torch.float32, device="cpu")  # whatever the defaults are
     padded[:, :size] = matrix.t() if transpose else matrix

@@ -18,10 +18,7 @@ _DITHER_BITS = 23  # then a sum of two dithers is exact in fp32
 
 
 def row_dither(seed: Seed, rows: int, device: torch.device) -> Tensor:
-    """Return a random number in [−½, ½) for each row, which stands for the one in [0, 1) that differs by 0 or 1.
-
-    (rows, 1) fp32.
-    """
+    """Return r or r − 1, in [−½, ½), for a random r in [0, 1) of each row: (rows, 1) fp32."""
     words = pairwise_words(seed, DITHER_STREAM, rows, device) >> (64 - _DITHER_BITS)
     return torch.mul(words, 2.0**-_DITHER_BITS, out=words.new_empty(rows, dtype=torch.float32)).unsqueeze(1)
 

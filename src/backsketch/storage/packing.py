@@ -1,4 +1,4 @@
-"""How kept rows are stored in 8, 4, 3 or 2 bits a value: rounded at random, so that the mean is right.
+"""Store kept rows in 8, 4, 3 or 2 bits a value and read them: by the C++ kernel, by Triton or in plain PyTorch.
 
 Each row is cut into groups of GROUP values. A group is stored as codes 0 … 2^bits − 1 between its least and its largest
 value. Rounding adds a dither u to the value in steps and drops the fraction; u is made again from the seed and
@@ -43,14 +43,14 @@ def read(
 ) -> Tensor:
     """Return ``scale`` times some rows, which may be left rotated: (rows, features).
 
-    With ``places``, return at each place the stored row that it names, or zeros where it is −1; the slab is one of
-    places. At a scale of 1/2 no value overflows that was a finite one before.
+    With ``places``, return at each place the stored row that it names, or zeros where it is −1; ``slab`` then selects
+    places, not stored rows. At a scale of 1/2 no finite value overflows, though rounding moves it.
     """
     return _kernels(stored, None, dtype).read(stored, slab, dtype, scale, rotate_rows_back, places)
 
 
 def fused(stored: StoredRows, dtype: torch.dtype) -> bool:
-    """Tell whether a fused kernel reads these rows; it rotates them back in no more time."""
+    """Tell whether a fused kernel reads these rows, which it can rotate back in the same pass."""
     return _kernels(stored, None, dtype) is not reference
 
 

@@ -54,7 +54,7 @@ class Grid:
         torch.cat((self.least, step), -1, out=out)
 
     def inverse_step(self) -> Tensor:
-        """Return 1/step, or 0 for a group of one value."""
+        """Return 1/step, or 0 where all values are equal, or so close that 1/step overflows."""
         return self.step.reciprocal().nan_to_num_(nan=math.nan, posinf=0)
 
 
@@ -68,7 +68,7 @@ def _groups_with_zeros(values: Tensor, least: Tensor, levels: int) -> Tensor | N
 
 
 def _any(flags: Tensor) -> bool:
-    """Tell whether a flag is set, where the answer is on the host; elsewhere it would have to be waited for."""
+    """Tell whether a flag may be set: on an accelerator always yes, rather than wait for the answer."""
     return flags.device.type != "cpu" or bool(flags.any())
 
 

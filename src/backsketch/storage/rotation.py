@@ -1,8 +1,8 @@
 """Rotation of groups before rounding: outliers spread over their group, and its range falls to that of a Gaussian.
 
 A group is multiplied by one fixed orthonormal matrix: signs, then a transform. The signs are the Rudin–Shapiro
-sequence, under which a constant group spreads evenly too. The transform is Walsh–Hadamard's where the group's size is a
-power of two, and else a cosine transform.
+sequence, under which a constant group spreads over half of its places or more. The transform is Walsh–Hadamard's where
+the group's size is a power of two, and else a cosine transform.
 """
 
 from __future__ import annotations

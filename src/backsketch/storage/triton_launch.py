@@ -13,8 +13,8 @@ from .groups import GROUP
 from .rotation import rotate, rotate_back
 from .triton_kernels import pack_kernel, unpack_kernel
 
-ROWS, WARPS = 32, 4  # of a program: one load of each thread is one slot of all its rows
-PACK_REGISTERS = 128  # of a thread at most: without a limit, the assembler for sm_90 spills two of 72
+ROWS, WARPS = 32, 4  # of a program: each thread then loads every slot once
+PACK_REGISTERS = 128  # of a thread at most: without a limit, two of the 72 variants for sm_90 spill registers
 _LEAST_FOR_BUTTERFLIES = 8
 _OPTIONS = {"ROWS": ROWS, "num_warps": WARPS, "enable_fp_fusion": False}  # the roundings of the reference
 
