@@ -25,8 +25,7 @@ from ..config import SketchConfig
 from ..masks.scopes import masked_rows
 from ..numerics import as_rows
 from ..seeds import draw_seed
-from ..storage.groups import group_count
-from ..storage.sizes import packed_bytes
+from ..storage.stored_rows import StoredRows
 from .checkpointing import inside_checkpoint
 from .keeping import keep
 from .sharing import Kept, keep_or_share
@@ -75,8 +74,8 @@ def _shapes_kept(x: Tensor, as_json: str) -> list[Tensor]:
     mean = [x.new_empty(features)] if config.center else []
     if config.bits is None:
         return [seed, x.new_empty(dim, features), *mean]
-    codes = x.new_empty(dim, packed_bytes(features, config.bits), dtype=torch.uint8)
-    return [seed, codes, x.new_empty(dim, group_count(features), 2, dtype=torch.bfloat16), *mean]
+    stored = StoredRows.empty(x, dim, features, config.bits, config.rotate, seed)
+    return [seed, stored.codes, stored.ranges, *mean]
 
 
 @torch.library.custom_op(
