@@ -8,7 +8,7 @@ TESTS ?=
 PYTEST := $(BIN)/python -m pytest
 ALL_CORES := -n auto --maxprocesses 8 --dist worksteal
 OLDEST := .venv-oldest
-TORCH_ALONE := amp autograd claims compile config conversion cost func kept layer memory meter monitor noise padding peak producer results sharing storage torch_private checkpoint toy_kind
+TORCH_ALONE := amp autograd claims compile config conversion cost func kept layer memory meter monitor noise padding peak producer rest_config rest_conversion results sharing storage torch_private checkpoint toy_kind
 # What docs/compatibility.md says of torch 2.6: no mask in a compiled graph, and graphs made again at min_dim and max_dim.
 NOT_ON_OLDEST := batch_sizes_do_not_recompile masks_do_nothing_to_compiled_layers_and_leave_nothing_behind \
 	the_traced_size_is_the_real_one_for_every_number_of_rows

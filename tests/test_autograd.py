@@ -397,7 +397,7 @@ def test_torch_jit_is_refused_in_words():
     model, x = sketch_(nn.Sequential(nn.Linear(FEATURES, 5)), SketchConfig(ratio=0.5)), torch.randn(40, FEATURES)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        with pytest.raises(RuntimeError, match=r"torch.jit.script cannot compile a sketched layer: call backsketch"):
+        with pytest.raises(RuntimeError, match=r"torch.jit.script cannot compile a sketched model: call backsketch"):
             torch.jit.script(model)
         with pytest.raises(RuntimeError, match=r"torch.jit.trace would freeze the random numbers"):
             torch.jit.trace(model, x)

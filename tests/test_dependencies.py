@@ -43,6 +43,7 @@ EXTRAS = {  # the start of a path -> the extras that its files may need; the lon
     "src/backsketch/plots.py": {"cli"},
     "src/backsketch/table.py": {"cli"},
     "benchmarks": {"cli", "transformers"},
+    "benchmarks/backsketch_bench/whole_step_subjects.py": {"transformers", "peft"},
     "examples": {"transformers", "lightning", "peft"},
     "experiments": {"test"},
     "tests": {"test"},

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 WORKER = Path(__file__).parent / "workers" / "distributed.py"
-CHECKS = ("ddp", "ddp_compiled", "ddp_resume", "fsdp", "fsdp_measured", "fsdp_converted_after", "fsdp_resume")
+CHECKS = (
+    *("ddp", "ddp_compiled", "ddp_rest", "ddp_resume"),
+    *("fsdp", "fsdp_measured", "fsdp_converted_after", "fsdp_rest", "fsdp_resume"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,15 +30,21 @@ def is_unbiased(measured, rounding=1e-4):
     return measured["error"] > 0 and abs(measured["projection"] - 1) <= 5 * measured["error"] + rounding
 
 
-@pytest.mark.parametrize("name", ["ddp", "ddp_compiled", "fsdp", "fsdp_converted_after"])
+@pytest.mark.parametrize("name", ["ddp", "ddp_compiled", "ddp_rest", "fsdp", "fsdp_converted_after", "fsdp_rest"])
 def test_the_mean_gradient_of_two_ranks_is_the_exact_one_of_both_batches(outcomes, name):
     assert is_unbiased(outcomes[name]["mean"]), outcomes[name]
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", ["ddp", "ddp_rest", "fsdp", "fsdp_rest"])
 def test_the_noise_of_ranks_is_independent(outcomes, name):
     """Both ranks have the same batch and the same manual_seed; were S the same too, averaging would change nothing."""
     assert outcomes[name]["noise"] == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("name", ["ddp_rest", "fsdp_rest"])
+def test_everything_else_is_packed_on_every_rank(outcomes, name):
+    """The inputs of both layers and the slopes of GELU."""
+    assert outcomes[name]["packed"] == 3
 
 
 def test_the_mixed_precision_policy_of_fsdp(outcomes):

@@ -118,11 +118,25 @@ def test_the_settings_of_the_readme_have_the_noise_of_the_record():
             assert float(padded) == noise(True, **fields), setting
 
 
-def test_the_speeds_of_the_readme_are_those_of_the_record():
+def test_the_speeds_of_linear_sketches_are_those_of_the_record():
+    page = (ROOT / "docs" / "choosing.md").read_text()
     results = json.loads((ROOT / "benchmarks" / "reports" / "speed.json").read_text())["results"]
     layers, encoder = ({entry["name"]: entry for entry in results[part]} for part in ("layers", "encoder"))
-    rows = re.findall(r"^\| (.+?) \| ([\d.]*) ?\| ([\d.]+) \| (\d+) MiB \|$", README, flags=re.MULTILINE)
+    rows = re.findall(r"^\| (.+?) \| ([\d.]*) ?\| ([\d.]+) \| (\d+) MiB \|$", page, flags=re.MULTILINE)
     assert len(rows) == 8
     for name, layer, whole, kept in rows:
         assert layer == (f"{layers[name]['speed']:.2f}" if name in layers else ""), name
         assert (whole, kept) == (f"{encoder[name]['speed']:.2f}", f"{encoder[name]['kept'] / 2**20:.0f}"), name
+
+
+def test_the_tables_of_whole_steps_are_those_of_the_record():
+    pytest.importorskip("peft")
+    from backsketch_bench.whole_step_pages import memory_table, readme_table, remark, ways_table
+
+    record = json.loads((ROOT / "benchmarks" / "reports" / "whole_step.json").read_text())
+    memory = (ROOT / "docs" / "memory.md").read_text()
+    assert readme_table(record) in README
+    assert memory_table(record) in memory
+    assert ways_table(record) in memory
+    assert remark(record) in README
+    assert remark(record) in memory

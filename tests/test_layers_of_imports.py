@@ -12,13 +12,14 @@ SOURCE = Path(backsketch.__file__).parent
 # The parts of the package (folders and single files) in order. A part may import itself and the parts before it.
 ORDER = [
     {"torch_private"},
-    {"numerics", "random_words", "table", "tensor_storages"},
+    {"argument_checks", "numerics", "random_words", "saved_as_it_is", "sharded", "table", "tensor_storages"},
     {"seeds"},
     {"sketches"},
     {"storage"},
     {"config"},
     {"masks"},
     {"linear"},
+    {"rest"},
     {"convert"},
     {"noise"},
     {"memory"},

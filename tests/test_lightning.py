@@ -15,8 +15,9 @@ with warnings.catch_warnings():
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from backsketch import SketchConfig, sketch_, summary
+from backsketch import RestConfig, SketchConfig, sketch_, summary
 from backsketch.integrations.lightning import SketchCallback
+from recorded_packing import recorded_packing
 
 CONFIG = SketchConfig(ratio=0.25)
 ROWS, FEATURES, STEPS = 32, 8, 6
@@ -41,12 +42,14 @@ class Regression(lightning.LightningModule):
         if compiled:
             self.net = torch.compile(self.net, backend="aot_eager")
         self.sketched = set()
+        self.rests = set()
         self.fail = False
 
     def training_step(self, batch, index):
         if self.fail:
             raise RuntimeError("broken off")
         self.sketched.add(len(summary(self).sketched))
+        self.rests.add(summary(self).rest)
         x, y = batch
         return nn.functional.mse_loss(self.net(x), y)
 
@@ -143,3 +146,20 @@ def test_a_fit_that_breaks_off_leaves_the_module_as_it_was(tmp_path):
     assert not summary(module).sketched
     with pytest.raises(ValueError, match="noise_every must be a positive integer or None, got True"):
         SketchCallback(noise_every=True)
+
+
+def test_rest_is_on_for_the_fit_in_the_net_that_a_training_step_calls(tmp_path, monkeypatch):
+    recording = recorded_packing(monkeypatch)
+    recorder = next(recording)
+    module = Regression()
+    own = [type(each) for each in module.modules()]
+    fit(tmp_path, module, SketchCallback(CONFIG, rest=True))
+    assert module.rests == {RestConfig()}
+    assert recorder.entered == [RestConfig()] * STEPS
+    assert [type(each) for each in module.modules()] == own
+    module.fail = True
+    with pytest.raises(RuntimeError, match="broken off"):
+        fit(tmp_path, module, SketchCallback(CONFIG, rest=4))
+    assert [type(each) for each in module.modules()] == own
+    with pytest.raises(ValueError, match="rest as a number of bits must be one of"):
+        SketchCallback(rest=5)

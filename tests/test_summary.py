@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from backsketch import SketchConfig, plan, sketch_, summary, unsketch_
+from backsketch import RestConfig, SketchConfig, plan, sketch_, summary, unsketch_
 from backsketch.table import starred, starred_names
+from cases import needs_shown_saves
 from small import HIDDEN, LENGTH, gpt2, llama, mixtral
 
 CONFIG = SketchConfig(ratio=0.5)
@@ -47,6 +48,7 @@ def test_experts_that_are_bare_parameters_are_named_first_with_their_share():
         "9 of 9 linear layers are sketched"
     )
     assert lines[1] == f"embeddings hold {report.embeddings:.1%} of them, and keep only indices"
+    assert lines[2] == "everything else that backward keeps is kept as it is: sketch_(model, rest=True)"
     assert next(line for line in lines if "gate_up_proj" in line).split()[:6] == [
         "model.layers.*.mlp.experts.gate_up_proj", "2", "MixtralExperts", "8", "×", "96"
     ]  # fmt: skip
@@ -120,6 +122,29 @@ def test_without_anything_to_train_or_to_convert_it_says_so():
     assert str(summary(nn.Linear(4, 4).requires_grad_(False))).startswith("no weight trains; 0 of 1 linear layers are")
     assert str(summary(nn.LazyLinear(4))).startswith("no weight trains; 0 of 1 linear layers are sketched")
     assert str(summary(nn.GELU())) == "no weight trains; 0 of 0 linear layers are sketched"
+
+
+@needs_shown_saves
+@pytest.mark.parametrize(
+    ("rest", "told"),
+    [
+        (True, "pointwise 3 bits, product 4, attention 8, norm 8, other 8"),
+        (4, "pointwise 4 bits, product 4, attention 4, norm 4, other 4"),
+        (RestConfig(norm=None, checkpoint=8), "pointwise 3 bits, product 4, attention 8, norm as it is, other 8, che"),
+    ],
+)
+def test_the_bits_of_everything_else_are_told_below_the_totals(rest, told):
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    sketch_(model, CONFIG, rest=rest)
+    report = summary(model)
+    assert report.rest == RestConfig.of(rest)
+    assert str(report).splitlines()[1].startswith(f"everything else that backward keeps: {told}")
+    assert summary(unsketch_(model)).rest is None
+    assert "kept as it is: sketch_(model, rest=True)" in str(summary(model)).splitlines()[1]
+
+
+def test_without_anything_to_train_nothing_is_said_of_the_rest():
+    assert "everything else" not in str(summary(nn.Linear(4, 4).requires_grad_(False)))
 
 
 def tables(model):

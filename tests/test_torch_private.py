@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -172,3 +173,28 @@ def test_modules_show_their_own_parameters_and_what_is_compiled():
         compiled: Any = torch.compile(layer)
         assert private.inside_compiled(compiled) is layer
     assert private.inside_compiled(layer) is layer
+
+
+@needs_shown_saves
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_saves_the_inputs_of_a_checkpoint_is_called_by_another_function(reentrant, monkeypatch):
+    of_checkpoint: Any = torch.utils.checkpoint
+    frame = of_checkpoint._CheckpointFrame
+    savers = [(of_checkpoint.CheckpointFunction, "apply")]
+    savers.append((frame, "save_inputs") if hasattr(frame, "save_inputs") else (of_checkpoint._NoopSaveInputs, "apply"))
+    for owner, name in savers:
+        save = getattr(owner, name)
+        monkeypatch.setattr(owner, name, getattr(save, "_save", save))  # as in a new process; put back at the end
+    called = []
+
+    def call(save, args):
+        called.append(save)
+        return save(*args)
+
+    for _ in range(2):
+        private.call_checkpoint_savers_by(call)
+    x = torch.ones(2, requires_grad=True)
+    checkpoint(torch.sin, x, use_reentrant=reentrant).sum().backward()
+    assert len(called) == 1
+    assert x.grad is not None
+    assert torch.equal(x.grad, x.detach().cos())

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,12 @@ from torch import nn
 from torch.utils.data import IterableDataset
 from transformers import BertForSequenceClassification, TrainerCallback
 
-from backsketch import SketchConfig, saved_memory, sketch_, summary
+from backsketch import RestConfig, SketchConfig, saved_memory, sketch_, summary
+from backsketch.convert.converted_state import ConvertedState
 from backsketch.integrations.session import Session
 from backsketch.integrations.transformers import SketchCallback
+from backsketch.rest import packing_modules
+from backsketch.rest.packing_modules import rest_of
 from training import STEPS, Sentences, make_model, make_trainer, train
 
 CONFIG = SketchConfig(ratio=0.25)
@@ -79,6 +83,58 @@ def test_layers_converted_before_are_so_again_after(tmp_path):
     trainer.train()
     assert [layer.name for layer in summary(trainer.model).sketched] == ["classifier"]
     assert trainer.model.classifier.config == earlier
+
+
+class WatchRest(TrainerCallback):
+    """Take note of the rest that is on while training."""
+
+    def __init__(self):
+        self.rests = set()
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        self.rests.add(rest_of(model))
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_rest_is_on_for_the_run_and_off_or_as_before_after_it(tmp_path, attached):
+    watch, callback = WatchRest(), SketchCallback(CONFIG, rest=4)
+    trainer = make_trainer(tmp_path, callback, others=[watch], max_steps=2)
+    own = [type(module) for module in trainer.model.modules()]
+    if attached:
+        callback.attach(trainer)
+    trainer.train()
+    assert watch.rests == {RestConfig.of(4)}
+    assert [type(module) for module in trainer.model.modules()] == own
+    sketch_(trainer.model, {"classifier": CONFIG}, rest=True)
+    earlier = ConvertedState.of(trainer.model)
+    trainer.train()
+    assert ConvertedState.of(trainer.model) == earlier
+    assert watch.rests == {RestConfig.of(4)}
+
+
+def test_rest_runs_each_step_of_the_trainer_inside_packing_and_keeps_its_columns(tmp_path, monkeypatch):
+    """The Trainer reads the signature of forward to tell which columns of the data the model takes."""
+    entered = []
+
+    @contextmanager
+    def packing(config):
+        entered.append(config)
+        yield
+
+    monkeypatch.setattr(packing_modules, "packing", packing)
+    train(tmp_path, SketchCallback(CONFIG, rest=True), max_steps=1, remove_unused_columns=True, bf16=True)
+    assert set(entered) == {RestConfig()}
+
+
+def test_a_run_with_rest_that_broke_off_is_cleared_away_by_the_next(tmp_path):
+    trainer = make_trainer(tmp_path, SketchCallback(CONFIG, rest=True), others=[Watch(fail=1)])
+    with pytest.raises(RuntimeError, match="broken off"):
+        trainer.train()
+    assert rest_of(trainer.model) == RestConfig()
+    trainer.remove_callback(Watch)
+    trainer.train()
+    assert rest_of(trainer.model) is None
+    assert type(trainer.model) is BertForSequenceClassification
 
 
 def test_a_mapping_and_where_choose_the_layers(tmp_path):
@@ -238,6 +294,8 @@ def test_torch_compile_keeps_sketches_too(tmp_path):
     assert logged(tenth, "backsketch/kept_bytes")[0] < 0.9 * logged(exact, "backsketch/kept_bytes")[0]
     with pytest.raises(ValueError, match="noise_every must be None with torch_compile"):
         train(tmp_path, SketchCallback(noise_every=1), **compiled)
+    with pytest.raises(UserWarning, match="rest has no effect on what torch_compile=True compiles"):
+        train(tmp_path, SketchCallback(CONFIG, rest=True), **compiled)
 
 
 def test_a_run_that_broke_off_can_be_started_again(tmp_path):
@@ -420,6 +478,8 @@ def test_arguments_are_checked_before_training():
         SketchCallback(noise_every=1, noise_by_layer=2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="noise_by_layer=True reports what noise_every measures: give noise_every too"):
         SketchCallback(noise_by_layer=True)
+    with pytest.raises(TypeError, match="rest must be None, True, a number of bits or a RestConfig, got False"):
+        SketchCallback(rest=False)
     with pytest.raises(TypeError, match="config must be a SketchConfig or a mapping"):
         SketchCallback(0.1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="where must be a function"):

@@ -2,14 +2,13 @@
 
 import itertools
 import json
-import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from commands import python
+from gpu_compiler import compile_for, resources
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -75,35 +74,16 @@ TYPES |= {"slope": "i64", "offset": "i64", "scale": "fp32"}
 
 def compiled(kernel, capability, dtype, constants, **options):
     """Compile a kernel as a launch does; strides are multiples of 16 if all groups are full."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from backsketch.storage.triton_launch import PACK_REGISTERS, ROWS, WARPS
 
     constants = {"ROWS": ROWS, **constants}
-    signature, known, aligned = {}, {}, {}
-    for place, name in enumerate(kernel.arg_names):
-        if name in constants:
-            signature[name], known[(place,)] = "constexpr", constants[name]
-            continue
-        signature[name] = TYPES.get(name, f"*{dtype}" if name in POINTERS else "i32")
-        if name in POINTERS or (name.endswith("_stride") and name != "ranges_stride" and not constants["REST"]):
-            aligned[(place,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, known, aligned)
+    types = {name: TYPES.get(name, f"*{dtype}" if name in POINTERS else "i32") for name in kernel.arg_names}
+    strides = {name for name in kernel.arg_names if name.endswith("_stride") and name != "ranges_stride"}
+    aligned = POINTERS if constants["REST"] else POINTERS | strides
     usual = {"num_warps": WARPS, "enable_fp_fusion": False}
     if kernel.fn.__name__ == "pack_kernel" and "matrix" in constants:
         usual["maxnreg"] = PACK_REGISTERS
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=usual | options)
-
-
-def resources(kernel, folder):
-    """Return the registers of a thread, and the bytes that spilled from them."""
-    (folder / "kernel.cubin").write_bytes(kernel.asm["cubin"])
-    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    command = [str(program), "--dump-resource-usage", str(folder / "kernel.cubin")]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    registers, stack, local = (int(re.search(rf"{name}:(\d+)", shown).group(1)) for name in ("REG", "STACK", "LOCAL"))
-    return registers, stack + local
+    return compile_for(kernel, capability, types, constants, aligned, **(usual | options))
 
 
 def pack_constants(bits, rotated, rest=0, **others):

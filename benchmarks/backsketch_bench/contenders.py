@@ -101,7 +101,7 @@ def encoder_contenders(dtype: torch.dtype = torch.float32) -> list[Contender]:
     return [
         EXACT,
         papers(0.1),
-        Contender("checkpointing", 1, _checkpoint_, _uncheckpoint_),
+        CHECKPOINTING,
         Contender("offload (save_on_cpu)", 1, context=save_on_cpu),
         recommended(dtype),
         ours("all rows, 8 bits", SketchConfig(ratio=1.0, bits=8)),
@@ -119,3 +119,6 @@ def _uncheckpoint_(model: Any) -> None:
     model.gradient_checkpointing_disable()
     if hasattr(model, "_require_grads_hook"):  # newer transformers add it when enabling, and leave it when disabling
         model.disable_input_require_grads()
+
+
+CHECKPOINTING = Contender("checkpointing", 1, _checkpoint_, _uncheckpoint_)

@@ -18,19 +18,32 @@ Setup = Callable[[], AbstractContextManager[object]]
 
 
 def best_times(
-    steps: Mapping[str, Step], *, rounds: int, title: str, repeat: int = 1, prepare: Mapping[str, Setup] | None = None
+    steps: Mapping[str, Step],
+    *,
+    rounds: int,
+    title: str,
+    repeat: int = 1,
+    prepare: Mapping[str, Setup] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Return name -> seconds of the fastest run, of those that ``all_times`` makes."""
-    times = all_times(steps, rounds=rounds, title=title, repeat=repeat, prepare=prepare)
+    times = all_times(steps, rounds=rounds, title=title, repeat=repeat, prepare=prepare, clock=clock)
     return {name: min(seconds) for name, seconds in times.items()}
 
 
 def all_times(
-    steps: Mapping[str, Step], *, rounds: int, title: str, repeat: int = 1, prepare: Mapping[str, Setup] | None = None
+    steps: Mapping[str, Step],
+    *,
+    rounds: int,
+    title: str,
+    repeat: int = 1,
+    prepare: Mapping[str, Setup] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Return name -> seconds in each round. Every round runs each step once, so that all run under the same load.
 
     ``prepare`` maps a name to a context for its step, such as a converted model; it is not timed.
+    ``clock`` returns seconds.
     """
     setups = {name: nullcontext if prepare is None else prepare[name] for name in steps}
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -43,10 +56,10 @@ def all_times(
         for _ in track(range(rounds), title, rounds):
             for name, step in steps.items():
                 with setups[name]():
-                    start = time.perf_counter()
+                    start = clock()
                     for _ in range(repeat):
                         step()
-                    times[name].append((time.perf_counter() - start) / repeat)
+                    times[name].append((clock() - start) / repeat)
     finally:
         gc.enable()
     return times

@@ -18,6 +18,7 @@ from .memory.saved import saved_memory
 from .monitor.noise_monitor import NoiseMonitor
 from .planning.plan_result import Plan, PlanError
 from .planning.planner import plan
+from .rest.rest_config import RestConfig
 from .sketches import SKETCHES
 
 __version__ = "0.2.0.dev0"
@@ -28,6 +29,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "Profile",
+    "RestConfig",
     "SketchConfig",
     "SketchedLinear",
     "cost",

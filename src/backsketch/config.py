@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from numbers import Integral, Real
-from typing import TypeGuard
 
 import torch
 
+from .argument_checks import check_bits, check_flag, check_positive, check_share
 from .sketches import SKETCHES
 from .storage.sizes import row_share
 
@@ -68,17 +66,14 @@ class SketchConfig:
         if self.ratio is not None and self.dim is not None:
             raise ValueError(f"give ratio or dim, not both: got ratio={self.ratio!r} and dim={self.dim!r}")
         if self.ratio is not None:
-            object.__setattr__(self, "ratio", _share("ratio", self.ratio))
+            object.__setattr__(self, "ratio", check_share("ratio", self.ratio))
         for name in ("dim", "min_dim", "max_dim", "block"):
             value = getattr(self, name)
             if value is not None or name == "min_dim":
-                object.__setattr__(self, name, _positive(name, value))
+                object.__setattr__(self, name, check_positive(name, value))
         if self.max_dim is not None and self.min_dim > self.max_dim:
             raise ValueError(f"min_dim must be at most max_dim, got min_dim={self.min_dim} and max_dim={self.max_dim}")
-        if self.bits is not None:
-            if not _is_integer(self.bits) or self.bits not in STORED_BITS:
-                raise ValueError(f"bits must be None or one of {STORED_BITS}, got {self.bits!r}")
-            object.__setattr__(self, "bits", int(self.bits))
+        object.__setattr__(self, "bits", check_bits("bits", self.bits, STORED_BITS))
         check_flag("center", self.center)
         check_flag("rotate", self.rotate)
         if self.rotate and self.bits is None:
@@ -100,7 +95,7 @@ class SketchConfig:
                 are half as large, 0.71 of the rows in 2 bits.
             dtype: the inputs' own type: under autocast that of autocast.
         """
-        share = _share("keep", keep)
+        share = check_share("keep", keep)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise TypeError(f"dtype must be a floating-point torch.dtype, got {dtype!r}")
         if share == 1:
@@ -148,30 +143,3 @@ def check_config(config: object) -> SketchConfig:
     if not isinstance(config, SketchConfig):
         raise TypeError(f"config must be a SketchConfig, got {config!r}")
     return config
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raise TypeError for what is neither True nor False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-
-
-def _share(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number in (0, 1], got {value!r}")
-    share = float(value)
-    if math.isnan(share) or not 0.0 < share <= 1.0:
-        raise ValueError(f"{name} must be in (0, 1], got {value!r}")
-    return share
-
-
-def _positive(name: str, value: object) -> int:
-    if not _is_integer(value):
-        raise TypeError(f"{name} must be a positive integer, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    return int(value)
-
-
-def _is_integer(value: object) -> TypeGuard[int]:
-    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -32,7 +32,7 @@ def is_capturing(device: torch.device) -> bool:
 
 def seed_value(seed: Tensor) -> Seed:
     """Return the number that a seed is, or the seed itself on an accelerator, where reading it would wait."""
-    return int(seed) if seed.device.type == "cpu" else seed
+    return int(seed) if seed.is_cpu else seed
 
 
 def generator_at(seed: int, device: torch.device) -> torch.Generator:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
-from functools import lru_cache
+from functools import lru_cache, partial
 from io import StringIO
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import torch
@@ -55,6 +56,8 @@ def saves_for_checkpoint() -> bool:
 def runs_for_selective_checkpoint() -> bool:
     """Tell whether selective checkpointing is active, even if other hooks handle the saved tensors."""
     count = torch._C._len_torch_dispatch_stack()
+    if not count:
+        return False
     modes = (torch._C._get_dispatch_stack_at(place) for place in range(count))
     return any(type(mode).__module__ == torch.utils.checkpoint.__name__ for mode in modes)
 
@@ -102,6 +105,11 @@ def not_a_view(tensor: Tensor) -> Tensor:
     return plain
 
 
+def base_of(tensor: Tensor) -> Tensor:
+    """Return the tensor that a view looks into, or the tensor itself; there is no public name for it."""
+    return tensor if tensor._base is None else tensor._base
+
+
 # The graph
 
 
@@ -109,6 +117,17 @@ def producer_of(tensor: Tensor) -> Any:
     """Return the graph node of the operation that made the memory behind a tensor, or None for memory of a leaf."""
     base = tensor._base if tensor._is_view() else tensor
     return None if base is None else base.grad_fn
+
+
+# Nodes whose result has the values of their one input; torch has no list of them.
+VIEWS_AND_CASTS = frozenset(
+    f"{name}Backward{version}"
+    for name in (
+        *("Alias", "AsStrided", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Squeeze", "T", "ToCopy"),
+        *("Transpose", "Unsqueeze", "UnsafeView", "View"),
+    )
+    for version in range(3)
+)
 
 
 def saves_its_output(node: Any) -> bool:
@@ -153,6 +172,11 @@ def innermost_hooks() -> Hooks | None:
     return entered[-1] if entered else None
 
 
+def unwatched(hooks: Hooks | None) -> Hooks | None:
+    """Return the hooks that are there without a meter: hooks that only watch have an attribute ``hooks``."""
+    return hooks if hooks is None else getattr(hooks[0], "hooks", hooks)
+
+
 @contextmanager
 def replacing_hooks(replace: Callable[[Hooks], Hooks]) -> Iterator[None]:
     """Enter, inside the block, what ``replace`` makes of the hooks that saved_tensors_hooks is given.
@@ -195,6 +219,36 @@ def _entered_hooks() -> list[Hooks]:
 
 _ENTER, _EXIT = saved_tensors_hooks.__enter__, saved_tensors_hooks.__exit__
 _replacing, _replacing_lock, _of_thread = 0, threading.Lock(), threading.local()
+
+
+def call_checkpoint_savers_by(call: Callable[[Callable[..., Any], tuple[Any, ...]], Any]) -> None:
+    """Let ``call`` call the functions that save the inputs of checkpoints, from now on; asked again, it does nothing.
+
+    Both kinds of checkpointing save their inputs by a Function of their own, and hooks cannot tell who is saving.
+    """
+    of_checkpoint: Any = torch.utils.checkpoint
+    frame = of_checkpoint._CheckpointFrame
+    savers = [(of_checkpoint.CheckpointFunction, "apply")]
+    # Non-reentrant checkpointing has its frame save them; before that was so, it had another Function.
+    savers.append((frame, "save_inputs") if hasattr(frame, "save_inputs") else (of_checkpoint._NoopSaveInputs, "apply"))
+    for owner, name in savers:
+        save = getattr(owner, name)
+        if not isinstance(save, _CalledBy):
+            setattr(owner, name, _CalledBy(call, save))
+
+
+class _CalledBy:
+    """A function that another one calls; as an attribute of a class it is a method if that function is one."""
+
+    def __init__(self, call: Callable[[Callable[..., Any], tuple[Any, ...]], Any], save: Callable[..., Any]) -> None:
+        self._call, self._save = call, save
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(self._save, args)
+
+    def __get__(self, owner: Any, kind: type) -> Callable[..., Any]:
+        bound = owner is not None and isinstance(self._save, FunctionType)
+        return partial(self, owner) if bound else self
 
 
 # torch.func

@@ -18,11 +18,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from backsketch import SketchConfig, peak_memory, plan, saved_memory, sketch_, summary, unsketch_
+from backsketch import RestConfig, SketchConfig, peak_memory, plan, saved_memory, sketch_, summary, unsketch_
 from backsketch.integrations.session import Session
+from backsketch.rest.saving import observe_saving
 
 ROWS, FEATURES, OUTPUTS = 64, 16, 8
 CONFIG = SketchConfig(ratio=0.25)
+REST = RestConfig(pointwise=2, product=2, min_elements=64)
 
 
 class Model(nn.Module):
@@ -119,6 +121,31 @@ def fsdp():
     low = measure(sample(half, half, *data(dist.get_rank()), 300), exact_gradient([0, 1]))
     assert half.head.weight.grad.dtype == torch.float32
     return {"mean": everywhere, "noise": together["noise"] / alone["noise"], "bf16": low}
+
+
+def with_rest(wrap):
+    """Everything else in few bits: gradients in expectation, noise, and how many tensors are packed.
+
+    Linear layers are not sketched, so the noise is that of the input of the head, which is kept in two bits.
+    """
+    model = sketch_(make_model(None), {"*": None}, rest=REST)
+    call = wrap(model)
+    kept = []
+    with observe_saving(lambda family, tensor, packed: kept.append(packed)):
+        everywhere = measure(sample(model, call, *data(dist.get_rank()), 200), exact_gradient([0, 1]))
+    together = measure(sample(model, call, *data(), 200), exact_gradient([0]))
+    single = sketch_(make_model(None), {"*": None}, rest=REST)
+    alone = measure(sample(single, single, *data(), 200), exact_gradient([0]))
+    packed = sum(each is not None for each in kept) / 200
+    return {"mean": everywhere, "noise": together["noise"] / alone["noise"], "packed": packed}
+
+
+def ddp_rest():
+    return with_rest(DistributedDataParallel)
+
+
+def fsdp_rest():
+    return with_rest(shard)
 
 
 def fsdp_measured():

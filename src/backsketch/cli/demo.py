@@ -25,9 +25,10 @@ def demo(
 
     Example: backsketch demo --quick
 
-    It compares five ways to train: exact, the paper's Gaussian at 10%, rows at 10%, the recommended config, and
-    checkpointing. They start from the same weights and take turns, one step each on the same batch. Nothing is
-    downloaded. It takes about three minutes on two cores; Ctrl-C stops it and shows the result so far.
+    It compares six ways to train: exact, the paper's Gaussian at 10%, rows at 10%, the recommended config, the
+    whole step (rest=True, with torch 2.8 or newer), and checkpointing. They start from the same weights and take
+    turns, one step each on the same batch. Nothing is downloaded. It takes about three minutes on two cores; Ctrl-C
+    stops it and shows the result so far.
     """
     need("cli", "rich", "matplotlib")
     from ..programs.demo.run import run

@@ -50,6 +50,10 @@ def finetune(
     ignore_mask: Annotated[
         bool, Option("--ignore-mask", help="Sketch padded rows too, as the paper does.", rich_help_panel=SKETCH)
     ] = False,
+    rest: Annotated[
+        bool,
+        Option("--rest", help="Keep all else that backward needs in few bits too.", rich_help_panel=SKETCH),
+    ] = False,
     exact: Annotated[bool, Option("--exact", help="Train without sketches.", rich_help_panel=SKETCH)] = False,
     epochs: Annotated[int | None, Option(help="Passes over the training data: 10.", rich_help_panel=RECIPE)] = None,
     batch_size: Annotated[int | None, Option(help="Examples in a step: 16 or 32.", rich_help_panel=RECIPE)] = None,
@@ -123,7 +127,7 @@ def finetune(
     given = given_fields(kind, ratio, dim, bits, block, center, rotate)
     others: dict[str, object] = {
         "budget": budget, "exclude": exclude, "ignore-mask": ignore_mask, "noise-every": noise_every,
-        "noise-layer": noise_layer,
+        "noise-layer": noise_layer, "rest": rest,
     }  # fmt: skip
     if exact and (clash := [f"--{name}" for name in (*given, *(name for name, value in others.items() if value))]):
         raise Problem(f"--exact keeps everything: it excludes {', '.join(clash)}")
@@ -149,6 +153,7 @@ def finetune(
             budget=parse_budget(budget),
             exclude=None if exclude is None else tuple(glob for glob in exclude if glob),
             ignore_mask=ignore_mask,
+            rest=True if rest else None,
             recipe=recipe_for(find_task(task), **changes),
             max_steps=max_steps,
             train_rows=train_rows,
@@ -186,6 +191,7 @@ def _summary(record: dict[str, Any], folder: Path) -> str:
     lines = [
         ("task", f"{settings['task']}, {settings['model']}, seed {settings['seed']}, {results['steps']} steps"),
         ("sketch", "none (exact)" if config is None else _sketch(config, settings["budget"])),
+        ("all else", "in few bits" if settings.get("rest") else "as it is"),
         ("score", ", ".join(f"{name} {_number(value)}" for name, value in results["metrics"].items())),
         ("kept for backward", f"{memory['kept_bytes'] / 2**20:.1f} MiB at batch {_shape(memory['batch_shape'])}"),
         ("peak", f"{memory['peak_bytes'] / 2**20:.1f} MiB at {memory['peak_place']}"),

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import torch
 from torch import nn
 
-from ..config import SketchConfig, check_config, check_flag
+from ..argument_checks import check_flag
+from ..config import SketchConfig
 from ..linear.algorithm import EXACT_IN_CHECKPOINT, INPUT_IS_HELD, RAN_IN_CHECKPOINT
 from ..masks.attention_mask import follow_attention_mask, forget_attention_mask
+from ..rest.packing_modules import check_rest, switch_off, switch_on
+from ..rest.rest_config import Rest
+from ..sharded import become
 from ..torch_private import SHOWS_WHAT_IS_SAVED
 from .layer_classes import exact_type, is_sketched, sketched_type
 from .left_exact import NEVER_CALLED, lora_b_layers, lora_b_reason, narrow_reason, uncalled_layers, weight_of
 from .name_rules import NameRules
-from .sharded import become
 
 if TYPE_CHECKING:
     from ..memory.profile_result import Profile
@@ -45,6 +48,7 @@ def sketch_(
     profile: Profile | None = None,
     *,
     checkpointed: bool = True,
+    rest: Rest = None,
 ) -> Model:
     """Convert the linear layers of ``model`` in place and return it.
 
@@ -66,10 +70,16 @@ def sketch_(
         checkpointed: False leaves layers exact while they run inside activation checkpointing. A checkpoint keeps none
             of their inputs between the passes, so a sketch adds noise there, and saves memory only while the region
             runs again.
+        rest: also keep in few bits, while ``model`` or a part of it trains, what everything else keeps for backward:
+            activation functions, norms, attention, products, masks. True is ``RestConfig.recommended()``; a number of
+            bits holds for every family, but masks, which take one; a ``RestConfig`` says all. By default
+            everything else stays as it is now: an earlier ``rest`` holds until ``unsketch_``. It reaches what runs in
+            a forward of the model and is not compiled, so neither a loss computed outside nor ``torch.compile``.
     """
     check_model(model)
     check_choice(config, where)
     check_flag("checkpointed", checkpointed)
+    everything_else = check_rest(rest)
     if not checkpointed and not SHOWS_WHAT_IS_SAVED:
         raise RuntimeError(f"checkpointed=False needs torch 2.8 or newer, got {torch.__version__}")
     rules = NameRules(config)
@@ -79,7 +89,7 @@ def sketch_(
     for name, decision in decided.items():
         module, reason = modules[name], unpaid.get(name, decision.reason)
         if decision.config is not None and name not in unpaid:
-            _convert(module, decision.config, checkpointed)
+            convert_layer(module, decision.config, checkpointed)
             converted = True
             continue
         if not decision.stays:
@@ -91,13 +101,16 @@ def sketch_(
         follow_attention_mask(model)
     else:
         forget_attention_mask(model)
-    if not converted:
+    packs = everything_else is not None and switch_on(model, everything_else)
+    if everything_else is not None and not packs:
+        warnings.warn("sketch_: rest has no effect: only linear layers of the model have a forward", stacklevel=2)
+    if not converted and not packs:
         warnings.warn("sketch_ converted no layer; print(backsketch.summary(model)) tells why", stacklevel=2)
     return model
 
 
 def unsketch_(model: Model) -> Model:
-    """Turn every sketched layer of ``model`` back into the class it was, in place, and return it.
+    """Turn every sketched layer of ``model`` back into the class it was, in place, switch ``rest`` off and return it.
 
     A layer stays sketched if its class is a subclass of a sketched one, or if its forward was replaced. A warning names
     it.
@@ -112,6 +125,7 @@ def unsketch_(model: Model) -> Model:
             warnings.warn(
                 f"unsketch_: {name or 'the model'} ({kind}) has a {own} of its own: it stays sketched", stacklevel=2
             )
+    switch_off(model)
     forget_attention_mask(model)
     return model
 
@@ -138,24 +152,6 @@ def configs_for(model: nn.Module, config: Configs | None = None, where: Where | 
 def decisions_for(model: nn.Module, config: Configs | None = None, where: Where | None = None) -> dict[str, Decision]:
     """Return layer name -> what ``sketch_`` would do to the layer, for all layers that can be converted."""
     return _decide(model, NameRules(config), where)
-
-
-def present_configs(model: nn.Module) -> dict[str, SketchConfig]:
-    """Return name -> config for the layers that ``sketch_`` has converted."""
-    sketched = {name: module for name, module in model.named_modules() if exact_type(module) is not None}
-    return {name: check_config(module.config) for name, module in sketched.items()}
-
-
-def sketch_again(model: nn.Module, configs: Mapping[str, SketchConfig], checkpointed: bool) -> None:
-    """Convert layers with the configs that ``present_configs`` returned earlier."""
-    for name, config in configs.items():
-        _convert(model.get_submodule(name), config, checkpointed)
-    follow_attention_mask(model)
-
-
-def sketches_checkpointed(model: nn.Module) -> bool:
-    """Tell whether the sketched layers of ``model`` are sketched inside activation checkpointing too."""
-    return not any(module.__dict__.get(EXACT_IN_CHECKPOINT) for module in model.modules())
 
 
 def left_exact_because(module: nn.Module) -> str | None:
@@ -214,7 +210,8 @@ def _has_own_forward(module: nn.Module) -> bool:
     return "forward" in module.__dict__
 
 
-def _convert(module: nn.Module, config: SketchConfig, checkpointed: bool) -> None:
+def convert_layer(module: nn.Module, config: SketchConfig, checkpointed: bool) -> None:
+    """Turn a layer into a sketched one, or give a sketched one another config."""
     twin = sketched_type(module)
     assert twin is not None
     if exact_type(module) is None and "config" in module.__dict__:  # an attribute of that name which is not ours

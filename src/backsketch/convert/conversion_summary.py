@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from ..linear.algorithm import EXACT_IN_CHECKPOINT, INPUT_IS_HELD, RAN_IN_CHECKPOINT
+from ..rest.packing_modules import rest_of
+from ..rest.rest_config import RestConfig
 from ..table import Table
 from .conversion import check_model
 from .layer_classes import is_sketched
@@ -40,6 +42,7 @@ class Summary:
         trained: how many weights train, tied ones counted once.
         reached, embeddings: the shares of them in sketched layers, and in embeddings, which keep only indices.
         unreached: the weights of two or more dimensions in no sketched layer, the largest first.
+        rest: in how many bits everything else is kept that backward needs; None if it is kept as it is.
     """
 
     layers: tuple[LayerReport, ...]
@@ -47,6 +50,7 @@ class Summary:
     reached: float
     embeddings: float
     unreached: tuple[Unreached, ...]
+    rest: RestConfig | None = None
 
     @property
     def sketched(self) -> tuple[LayerReport, ...]:
@@ -99,6 +103,10 @@ class Summary:
         )
         if self.embeddings:
             yield f"embeddings hold {self.embeddings:.1%} of them, and keep only indices"
+        if self.rest is not None:
+            yield f"everything else that backward keeps: {self.rest.in_words()}"
+        elif self.trained:
+            yield "everything else that backward keeps is kept as it is: sketch_(model, rest=True)"
 
 
 def summary(model: nn.Module) -> Summary:
@@ -108,7 +116,7 @@ def summary(model: nn.Module) -> Summary:
     reports = (_report(name, module, module in checkpointed) for name, module in model.named_modules())
     found = reach(model)
     layers = tuple(report for report in reports if report is not None)
-    return Summary(layers, found.trained, found.reached, found.embeddings, found.unreached)
+    return Summary(layers, found.trained, found.reached, found.embeddings, found.unreached, rest_of(model))
 
 
 def _report(name: str, module: nn.Module, checkpointed: bool) -> LayerReport | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from ..linear.twin_registry import twins
-from .sharded import own_class
+from ..sharded import own_class
 
 
 def exact_type(module: nn.Module) -> type[nn.Module] | None:

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ..convert.conversion import Configs, Where
+from ..rest.rest_config import Rest
 from .session import Session, check_arguments
 
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -28,7 +29,7 @@ class SketchCallback(Callback):  # type: ignore[misc]
             ``SketchConfig.recommended()`` for the type in which layers compute, with "bf16-mixed" bfloat16.
         noise_every: monitor the noise of each ``noise_every``-th step. It cannot measure compiled layers.
         noise_by_layer: log the noise of every layer too, as ``backsketch/noise/<layer>``.
-        where, checkpointed: as ``sketch_`` takes them.
+        where, checkpointed, rest: as ``sketch_`` takes them.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class SketchCallback(Callback):  # type: ignore[misc]
         noise_by_layer: bool = False,
         where: Where | None = None,
         checkpointed: bool = True,
+        rest: Rest = None,
     ) -> None:
-        check_arguments(config, noise_every, where, noise_by_layer, checkpointed)
+        check_arguments(config, noise_every, where, noise_by_layer, checkpointed, rest)
         self.config = config
         self.noise_every = noise_every
         self.noise_by_layer = noise_by_layer
         self.checkpointed = checkpointed
+        self.rest = rest
         self.where = where
         self._session: Session | None = None
         self._measuring = ExitStack()
@@ -56,7 +59,9 @@ class SketchCallback(Callback):  # type: ignore[misc]
             self._end()
             self._session = Session(pl_module, self.noise_every, noise_by_layer=self.noise_by_layer)
             autocast = _AUTOCAST.get(str(trainer.precision))
-            self._session.begin(self.config, self.where, checkpointed=self.checkpointed, autocast=autocast)
+            self._session.begin(
+                self.config, self.where, checkpointed=self.checkpointed, rest=self.rest, autocast=autocast
+            )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Measure what the first step after a log keeps."""

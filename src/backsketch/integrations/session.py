@@ -12,20 +12,15 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ..config import SketchConfig, check_flag
-from ..convert.conversion import (
-    Configs,
-    Where,
-    check_choice,
-    present_configs,
-    sketch_,
-    sketch_again,
-    sketches_checkpointed,
-    unsketch_,
-)
+from ..argument_checks import check_flag
+from ..config import SketchConfig
+from ..convert.conversion import Configs, Where, check_choice, sketch_
+from ..convert.converted_state import ConvertedState
 from ..memory.saved import saved_memory
 from ..monitor.noise_monitor import NoiseMonitor
 from ..monitor.noise_records import Record, add_up, by_layer, ratios
+from ..rest.packing_modules import check_rest
+from ..rest.rest_config import Rest
 from ..torch_private import inside_compiled
 
 
@@ -43,8 +38,7 @@ class Session:
         self.model = unwrapped(model)
         if (unfinished := _running.pop(self.model, None)) is not None:  # an earlier run ended with an error
             _give_back(self.model, *unfinished)
-        self._before = present_configs(self.model)
-        self._before_checkpointed = sketches_checkpointed(self.model)
+        self._before = ConvertedState.of(self.model)
         self._records: list[Record] = []
         self._noise_every = noise_every
         self._noise_by_layer = noise_by_layer
@@ -59,12 +53,13 @@ class Session:
         step: int = 0,
         *,
         checkpointed: bool = True,
+        rest: Rest = None,
         autocast: torch.dtype | None = None,
     ) -> None:
         """Convert the layers, which compute in ``autocast`` if it is given; training has made ``step`` steps before."""
         if configs is None and autocast is not None:
             configs = SketchConfig.recommended(dtype=autocast)
-        sketch_(self.model, configs, where, checkpointed=checkpointed)
+        sketch_(self.model, configs, where, checkpointed=checkpointed, rest=rest)
         if self._noise_every is not None:
             self._monitor = NoiseMonitor(self.model, every=self._noise_every, callback=self._records.append)
         _running[self.model] = self._to_restore()
@@ -101,30 +96,26 @@ class Session:
         return report
 
     def end(self) -> None:
-        """Give every layer back the class and config it had."""
+        """Give every module back the class and config it had."""
         _running.pop(self.model, None)
         _give_back(self.model, *self._to_restore())
 
     def _to_restore(self) -> _ToRestore:
-        return self._before, self._before_checkpointed, None if self._monitor is None else ref(self._monitor)
+        return self._before, None if self._monitor is None else ref(self._monitor)
 
 
-_ToRestore: TypeAlias = tuple[dict[str, SketchConfig], bool, "ref[NoiseMonitor] | None"]
+_ToRestore: TypeAlias = tuple[ConvertedState, "ref[NoiseMonitor] | None"]
 
 # Runs between begin and end. Nothing here holds a strong reference to a model.
 _running: WeakKeyDictionary[nn.Module, _ToRestore] = WeakKeyDictionary()
 
 
-def _give_back(
-    model: nn.Module, before: dict[str, SketchConfig], checkpointed: bool, monitor: ref[NoiseMonitor] | None
-) -> None:
-    """Stop the monitor, which its hooks keep alive, and give the layers back their classes and configs."""
+def _give_back(model: nn.Module, before: ConvertedState, monitor: ref[NoiseMonitor] | None) -> None:
+    """Stop the monitor, which its hooks keep alive, and give the modules back their classes and configs."""
     watching = None if monitor is None else monitor()
     if watching is not None:
         watching.stop()
-    unsketch_(model)
-    if before:
-        sketch_again(model, before, checkpointed)
+    before.restore(model)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -139,11 +130,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def check_arguments(
-    configs: object, noise_every: object, where: object, noise_by_layer: object, checkpointed: object
+    configs: object, noise_every: object, where: object, noise_by_layer: object, checkpointed: object, rest: object
 ) -> None:
     """Raise TypeError or ValueError for wrong arguments of a callback, before training starts."""
     check_choice(configs, where)
     check_flag("checkpointed", checkpointed)
+    check_rest(rest)
     is_count = isinstance(noise_every, int) and not isinstance(noise_every, bool) and noise_every > 0
     if noise_every is not None and not is_count:
         raise ValueError(f"noise_every must be a positive integer or None, got {noise_every!r}")

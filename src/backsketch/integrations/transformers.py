@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from ..convert.conversion import Configs, Where
 from ..planning.budget import as_budget
 from ..planning.plan_result import PlannedConfigs
 from ..planning.planner import plan
+from ..rest.rest_config import Rest
 from ..torch_private import tree_map_only
 from .session import Session, check_arguments, unwrapped
 
@@ -44,7 +46,7 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             saved with every checkpoint, and taken from there when training resumes. With ``config``, that one's kind.
         noise_every: monitor the noise of each ``noise_every``-th step. Compiled layers cannot be monitored.
         noise_by_layer: log the noise of every layer too, as ``backsketch/noise/<layer>``: as many entries as layers.
-        where, checkpointed: as ``sketch_`` takes them.
+        where, checkpointed, rest: as ``sketch_`` takes them.
     """
 
     def __init__(
@@ -56,10 +58,11 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         noise_by_layer: bool = False,
         where: Where | None = None,
         checkpointed: bool = True,
+        rest: Rest = None,
     ) -> None:
         if budget is not None and not (config is None or isinstance(config, SketchConfig)):
             raise ValueError("config must be a single SketchConfig when budget plans the others")
-        check_arguments(config, noise_every, where, noise_by_layer, checkpointed)
+        check_arguments(config, noise_every, where, noise_by_layer, checkpointed, rest)
         if budget is not None:
             as_budget(budget)
         self.config = config
@@ -67,6 +70,7 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         self.noise_every = noise_every
         self.noise_by_layer = noise_by_layer
         self.checkpointed = checkpointed
+        self.rest = rest
         self.where = where
         self.planned: dict[str, dict[str, Any] | None] | None = None
         self._session: Session | None = None
@@ -100,6 +104,8 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         self._end()  # of an earlier run that broke off
         if self.noise_every is not None and args.torch_compile:
             raise ValueError("noise_every must be None with torch_compile=True: compiled layers cannot be monitored")
+        if self.rest is not None and args.torch_compile:
+            warnings.warn("rest has no effect on what torch_compile=True compiles: sketches alone do", stacklevel=2)
         self._begin(state)
         model = unwrapped(kwargs["model"])
         if self.budget is not None:
@@ -109,7 +115,12 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         self._session = Session(model, self.noise_every, noise_by_layer=self.noise_by_layer)
         autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         self._session.begin(
-            self._configs(), self.where, state.global_step, checkpointed=self.checkpointed, autocast=autocast
+            self._configs(),
+            self.where,
+            state.global_step,
+            checkpointed=self.checkpointed,
+            rest=self.rest,
+            autocast=autocast,
         )
 
     def on_step_begin(

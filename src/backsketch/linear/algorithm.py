@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,8 @@ from ..config import SketchConfig, check_config
 from ..masks.promise import check_promise
 from ..numerics import as_rows
 from ..seeds import draw_seed
+from ..storage.packed_copies import packed_copy
+from ..storage.packed_tensor import PackedTensor
 from ..torch_private import is_exporting, is_fake, is_tracing, memory_id, not_a_view, transforms_active
 from .checkpointing import inside_checkpoint, warn_of_checkpoint
 from .compiled_operators import opaque_keep, traced_keep, traced_weight_gradient
@@ -20,6 +22,9 @@ from .held_inputs import held_by_producer, saved_by_producer
 from .inputs import autocast_to, check_inputs
 from .sharing import keep_or_share
 from .weight_gradient import weight_gradient
+
+# How x is kept: by a sketch (its JSON in a compiled graph), as it is, or by a packed copy that another operation keeps.
+How: TypeAlias = SketchConfig | str | PackedTensor | None
 
 # Made here, because a compiled graph cannot make one.
 _DEFAULTS = {d.itemsize: SketchConfig.recommended(dtype=d) for d in (torch.float64, torch.float32, torch.bfloat16)}
@@ -31,7 +36,8 @@ def sketched_linear(
     """Return x Wᵀ + b as F.linear does, and keep a sketch of x for ∂W in place of x itself.
 
     The output, ∂x and ∂b are those of F.linear; ∂W is unbiased. It is exact if the batch is too small to compress, or
-    if the operation that made x keeps it anyway. If ∂W is not needed, this is F.linear.
+    if the operation that made x keeps it anyway. If another operation keeps a copy of x in few bits, that copy serves.
+    If ∂W is not needed, this is F.linear.
 
     Args:
         x: (..., in_features); weight: (out_features, in_features); bias: (out_features,).
@@ -65,10 +71,11 @@ def layer_linear(
     check_inputs(x, weight)
     if is_tracing():
         raise RuntimeError(_TRACED)
-    if is_exporting():
-        raise RuntimeError(_EXPORTED)
-    if seed is None and config.keeps_all:  # an operator would have to copy x to keep it
-        return F.linear(x, weight, bias)
+    if seed is None:
+        if is_exporting():
+            raise RuntimeError(_EXPORTED)
+        if config.keeps_all:  # an operator would have to copy x to keep it
+            return F.linear(x, weight, bias)
     device = x.device.type
     if not _autocast_on(device):
         return _run(x, x, weight, bias, config, seed, None, layer)
@@ -90,6 +97,8 @@ def _run(
         kept = traced_keep(as_rows(x.detach()), config.as_json)
         return _apply(x, weight, bias, config.as_json, cast, None, kept)
     inside = inside_checkpoint()
+    if not inside and not transforms_active() and (copy := packed_copy(x)) is not None:
+        return _apply(x, weight, bias, copy.held_by(()), cast, None, copy.tensors)
     if _stays_exact(x, config, layer, inside):
         return _apply(x, weight, bias, None, cast, None, (x.detach(),))
     reader = _weight_id(weight) if layer is None else id(layer)
@@ -135,7 +144,7 @@ def _apply(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    how: SketchConfig | str | None,
+    how: How,
     cast: torch.dtype | None,
     valid: Tensor | None,
     kept: tuple[Tensor, ...],
@@ -157,7 +166,7 @@ def _forward(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    how: SketchConfig | str | None,
+    how: How,
     cast: torch.dtype | None,
     valid: Tensor | None,
     origin: tuple[Tensor, ...],
@@ -174,7 +183,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
     # The seed and the mask are saved tensors like the rows: checkpointing recomputes all of them, or none.
     ctx.save_for_backward(weight if ctx.needs_input_grad[0] else None, valid, *kept)
     ctx.valid = valid  # valid_for reads this attribute while checkpointing recomputes
-    ctx.how = how  # the config, its JSON in a compiled graph, or None if x itself is kept
+    ctx.how = how
     ctx.in_features, ctx.weight_dtype = weight.shape[1], weight.dtype
     ctx.column_major = x.dim() == 2 and x.stride(0) == 1 and x.stride(1) == x.shape[0]
     ctx.bias_dtype = None if bias is None else bias.dtype
@@ -235,21 +244,27 @@ def _gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
 
 def _estimate(ctx: Any, y: Tensor, valid: Tensor | None, kept: tuple[Tensor, ...]) -> Tensor:
     """Return ∂W. With ``create_graph=True``, ∂x and ∂b can be differentiated; differentiating ∂W raises an error."""
-    if torch.compiler.is_compiling() and ctx.how is not None:
+    if torch.compiler.is_compiling() and isinstance(ctx.how, (SketchConfig, str)):
         how = ctx.how if isinstance(ctx.how, str) else ctx.how.as_json  # compiled autograd runs eager graphs too
         return traced_weight_gradient(kept, y, how, ctx.in_features, valid).to(ctx.weight_dtype)
-    with torch.no_grad():
-        if ctx.how is None:
-            gradient = y.t() @ as_rows(kept[0])
-        elif is_fake(y):
-            gradient = traced_weight_gradient(kept, y, ctx.how.as_json, ctx.in_features, valid)
-        else:
-            gradient = weight_gradient(kept, y, ctx.how, ctx.in_features, valid)
-        gradient = gradient.to(ctx.weight_dtype)
     if not torch.is_grad_enabled():
-        return gradient
+        return _product(ctx, y, valid, kept)
+    with torch.no_grad():
+        gradient = _product(ctx, y, valid, kept)
     guarded: Tensor = _RaiseIfDifferentiated.apply(gradient, y, *ctx.origin)  # type: ignore[no-untyped-call]
     return guarded
+
+
+def _product(ctx: Any, y: Tensor, valid: Tensor | None, kept: tuple[Tensor, ...]) -> Tensor:
+    if ctx.how is None:
+        gradient = y.t() @ as_rows(kept[0])
+    elif isinstance(ctx.how, PackedTensor):
+        gradient = y.t() @ as_rows(ctx.how.held_by(kept).unpack())
+    elif is_fake(y):
+        gradient = traced_weight_gradient(kept, y, ctx.how.as_json, ctx.in_features, valid)
+    else:
+        gradient = weight_gradient(kept, y, ctx.how, ctx.in_features, valid)
+    return gradient.to(ctx.weight_dtype)
 
 
 class _RaiseIfDifferentiated(torch.autograd.Function):

@@ -28,7 +28,7 @@ _MOST_PARTS = 16  # of an input, each sketched on its own
 
 def keep(x: Tensor, config: SketchConfig, seed: Tensor, valid: Tensor | None = None) -> tuple[Tensor, ...]:
     """Return what to keep of x, the seed first: x (rows, in_features), valid (rows,) -> tensors."""
-    sketch = drawn_on(x, sketch_for(config, len(x), seed, valid))
+    sketch = drawn_on(x, sketch_for(config, x.shape[0], seed, valid))
     if isinstance(sketch, Whole) and config.bits is None:
         return seed, x
     mean: tuple[Tensor, ...] = (_mean_row(x, valid),) if config.center else ()

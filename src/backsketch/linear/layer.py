@@ -44,9 +44,9 @@ class SketchedLinear(nn.Linear):
 
 
 def refuse_script() -> nn.Module:
-    """Raise, because torch.jit.script cannot compile a sketched layer."""
+    """Raise, because torch.jit.script cannot compile a sketched layer, nor a model with ``rest``."""
     raise RuntimeError(
-        "torch.jit.script cannot compile a sketched layer: call backsketch.unsketch_(model) first, or use torch.compile"
+        "torch.jit.script cannot compile a sketched model: call backsketch.unsketch_(model) first, or use torch.compile"
     )
 
 

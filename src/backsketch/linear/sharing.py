@@ -37,7 +37,7 @@ def keep_or_share(
         reader: a number that identifies the layer.
     """
     valid = valid_for(x, seed)
-    purpose = (config, x.dtype, id(valid))
+    purpose = (config.as_json, x.dtype, id(valid))  # a string knows its hash
     return valid, shared(source, purpose, reader, lambda: keep(as_rows(x), config, seed, valid))
 
 

@@ -21,7 +21,8 @@ from ..storage.rotation import rotate_back
 from ..storage.stored_rows import StoredRows
 from .keeping import drawn_on, sketch_for
 
-_READS, _LEAST_READ = 4, 512  # rows turned back from codes at once: a share of all, but enough for a good GEMM
+# Rows turned back from codes at once: a share of all, but enough for a good GEMM; half of them if that is few values.
+_READS, _LEAST_READ, _FEW_VALUES = 4, 512, 1 << 20
 _LEAST_OUTPUTS = 512  # columns of Y compressed at once, at least
 # FLOPs of a GEMM in the time that copying one value takes; on accelerators those of A100 and H100.
 _FLOPS_PER_COPY_ON_CPU, _FLOPS_PER_COPY = 128, 1024
@@ -32,26 +33,27 @@ def weight_gradient(
 ) -> Tensor:
     """Return the unbiased estimate of Yᵀ X: kept, y (rows, out_features) -> (out_features, in_features)."""
     seed, *stored = kept
-    sketch = drawn_on(y, sketch_for(config, len(y), seed, valid))
+    sketch = drawn_on(y, sketch_for(config, y.shape[0], seed, valid))
     if config.bits is None:
         gradient = _product(sketch, y, stored[0], in_features)
     else:
         rows = StoredRows(stored[0], stored[1], config.bits, config.rotate, in_features, seed_value(seed))
         # A product with rotated rows is rotated. A fused kernel rotates rows back as it reads them; else the shorter of
         # the rows and the product is rotated back.
-        late = config.rotate and y.shape[1] <= rows.rows and not fused(rows, y.dtype)
-        places = sketch.places(y.device) if _spreading_pays(sketch, rows, y.dtype) else None
-        gradient = _product(sketch, y, _HalvedRows(rows, late, places), in_features)
+        in_one_pass = fused(rows, y.dtype)
+        late = config.rotate and y.shape[1] <= rows.rows and not in_one_pass
+        places = sketch.places(y.device) if in_one_pass and _spreading_pays(sketch, rows) else None
+        gradient = _product(sketch, y, _HalvedRows(rows, in_one_pass, late, places), in_features)
         if late:
             _rotate_back_(gradient)
-    if config.center and not config.keeps_input(len(y)):
+    if config.center and not config.keeps_input(y.shape[0]):
         _add_outer(gradient, y.sum(0, dtype=compute_dtype(y.dtype)), stored[-1])
     return gradient
 
 
-def _spreading_pays(sketch: Sketch, rows: StoredRows, dtype: torch.dtype) -> TypeGuard[Rows]:
+def _spreading_pays(sketch: Sketch, rows: StoredRows) -> TypeGuard[Rows]:
     """Tell whether to multiply all of Y, with zeros for rows that were not kept, rather than copy the rows of Y."""
-    if not isinstance(sketch, Rows) or not fused(rows, dtype):
+    if not isinstance(sketch, Rows):
         return False
     # For each output: the FLOPs of rows of zeros against a copy of dim values of Y.
     copied = _FLOPS_PER_COPY_ON_CPU if rows.codes.device.type == "cpu" else _FLOPS_PER_COPY
@@ -68,18 +70,29 @@ def _product(sketch: Sketch, y: Tensor, rows: Tensor | _HalvedRows, in_features:
             sketch = Whole(sketch.rows, sketch.rows, sketch.seed)
         if rows.at_once(y):
             rows, factor = rows.all(y.dtype), 2 * factor
-    if isinstance(rows, Tensor):
+    if isinstance(sketch, Whole):  # nothing is compressed, so no columns of Y need be
+        _add_whole(y, rows, factor, out)
+    elif isinstance(rows, Tensor):
         compress = _compression(sketch, y)
-        for outputs in _output_slabs(y, in_features, _compressed_rows(sketch)):
+        for outputs in _output_slabs(y, in_features, sketch.dim):
             out[outputs].addmm_(compress(y[:, outputs]).t(), rows, beta=0, alpha=factor)
     elif isinstance(sketch, Rows):
         _add_picked(sketch, y, rows, factor, out)
     else:
-        for outputs in _output_slabs(y, in_features, _compressed_rows(sketch)):
+        for outputs in _output_slabs(y, in_features, sketch.dim):
             part = sketch.compress(y[:, outputs])
             for slab in rows.slabs():
                 out[outputs].addmm_(part[slab].t(), rows.some(slab, y.dtype), beta=min(slab.start, 1), alpha=2 * factor)
     return out.mul_(gain) if isinstance(gain, Tensor) else out
+
+
+def _add_whole(y: Tensor, rows: Tensor | _HalvedRows, factor: float, out: Tensor) -> None:
+    """Put factor · yᵀ · rows in ``out``; rows that are kept in few bits are read some at a time."""
+    if isinstance(rows, Tensor):
+        out.addmm_(y.t(), rows, beta=0, alpha=factor)
+        return
+    for slab in rows.slabs():
+        out.addmm_(y[slab].t(), rows.some(slab, y.dtype), beta=min(slab.start, 1), alpha=2 * factor)
 
 
 def _add_picked(sketch: Rows, y: Tensor, rows: _HalvedRows, factor: float, out: Tensor) -> None:
@@ -97,11 +110,6 @@ def _compression(sketch: Sketch, y: Tensor) -> Callable[[Tensor], Tensor]:
     return partial(sketch.pick, chosen=sketch.chosen(y.device)) if isinstance(sketch, Rows) else sketch.compress
 
 
-def _compressed_rows(sketch: Sketch) -> int:
-    """Return how many rows compressing Y makes: none where it is Y itself."""
-    return 0 if isinstance(sketch, Whole) else sketch.dim
-
-
 def _output_slabs(y: Tensor, in_features: int, kept: int) -> Iterator[slice]:
     """Split the columns of y into chunks of which ``kept`` rows take no more than half of the input's bytes.
 
@@ -110,7 +118,7 @@ def _output_slabs(y: Tensor, in_features: int, kept: int) -> Iterator[slice]:
     """
     outputs = y.shape[1]
     most = len(y) * in_features // (2 if y.dtype == compute_dtype(y.dtype) else 4)
-    width = max(_LEAST_OUTPUTS, most // kept) if kept else outputs
+    width = max(_LEAST_OUTPUTS, most // max(kept, 1))
     return (slice(start, start + width) for start in range(0, outputs, max(width, 1)))
 
 
@@ -123,13 +131,14 @@ class _HalvedRows:
     """
 
     stored: StoredRows
+    in_one_pass: bool
     left_rotated: bool
     places: Tensor | None
 
     @property
     def rows(self) -> int:
         """Return how many rows there are."""
-        return self.stored.rows if self.places is None else len(self.places)
+        return self.stored.rows if self.places is None else self.places.shape[0]
 
     def at_once(self, y: Tensor) -> bool:
         """Tell whether to read all rows for one GEMM.
@@ -137,7 +146,7 @@ class _HalvedRows:
         A GEMM in half precision rounds its result, which must not be added up. On an accelerator each step has its
         price. ∂x, which is made later, takes as much memory.
         """
-        return y.dtype != compute_dtype(y.dtype) or y.device.type != "cpu"
+        return y.dtype != compute_dtype(y.dtype) or not y.is_cpu
 
     def some(self, slab: slice, dtype: torch.dtype) -> Tensor:
         """Return half of some rows."""
@@ -145,7 +154,7 @@ class _HalvedRows:
 
     def all(self, dtype: torch.dtype) -> Tensor:
         """Return half of all rows; on a CPU with no helper tensor of their size in another type."""
-        if self.stored.codes.device.type != "cpu":
+        if self.in_one_pass or not self.stored.codes.is_cpu:
             return self.some(slice(None), dtype)
         rows = self.stored.codes.new_empty(self.rows, self.stored.features, dtype=dtype)
         for slab in row_slabs(*rows.shape):
@@ -154,7 +163,8 @@ class _HalvedRows:
 
     def slabs(self) -> list[slice]:
         """Split the rows for a GEMM each."""
-        height = max(_LEAST_READ, -(-self.rows // _READS))
+        few = min(-(-self.rows // 2), _FEW_VALUES // max(self.stored.features, 1))
+        height = max(_LEAST_READ, -(-self.rows // _READS), few)
         return [slice(start, min(start + height, self.rows)) for start in range(0, max(self.rows, 1), height)]
 
 

@@ -23,7 +23,7 @@ def valid_for(x: Tensor, seed: Tensor) -> Tensor | None:
     Checkpointing calls a layer again in backward, after the mask was lifted; it draws the same seed again, which tells
     what mask the first call had. A seed on a device is part of a captured graph and cannot be read.
     """
-    if seed.device.type != "cpu":
+    if not seed.is_cpu:
         return masked_rows(x)
     call = (int(seed), x.shape[:-1])  # read in both passes: selective checkpointing compares their operations
     if in_backward():

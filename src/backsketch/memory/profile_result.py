@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..config import SketchConfig
+from ..rest.rest_config import RestConfig
 from ..table import Table, change, readable, short, starred
 from .claims import Chosen
+from .family_profile import FamilyProfile
 from .ledger import Ledger
 from .live_storages import ACTIVATIONS, TRANSIENTS, Peak, Place
 from .remedies import remedies
@@ -54,6 +56,8 @@ class Profile:
         kept_before, kept_after: bytes held for backward, parameters apart.
         kept_if_all: the same if the selected layers were converted also where it does not pay.
         peak_before, peak_after: the peak of forward and backward.
+        rest: in how many bits all else is kept after conversion; None if it stays as it is.
+        families: what each family of operations other than sketched layers keeps, before and after.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -64,6 +68,8 @@ class Profile:
     kept_if_all: int
     peak_before: Peak
     peak_after: Peak
+    rest: RestConfig | None = None
+    families: tuple[FamilyProfile, ...] = ()
 
     @property
     def pays(self) -> tuple[str, ...]:
@@ -178,7 +184,11 @@ class Profile:
         if self.kept_if_all != self.kept_after:
             yield f"  if all selected layers were converted: {change(self.kept_before, self.kept_if_all)}"
         yield f"  of it inputs of the selected layers alone: {self.reached:.1%}"
-        if most := [f"{name} ({size / self.kept_before:.1%})" for name, size in self.elsewhere[:_NAMED]]:
+        for family in self.families:
+            yield f"  {family.name}: {change(family.before, family.after)}"
+        if not self.families and (
+            most := [f"{name} ({size / self.kept_before:.1%})" for name, size in self.elsewhere[:_NAMED]]
+        ):
             yield f"  most of the rest is held by {', '.join(most)}"
         yield f"peak: {change(self.peak_before.total, self.peak_after.total)}"
         yield f"  at: {self.peak_before.place}"

@@ -3,49 +3,63 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..convert.conversion import (
     Configs,
     chosen_configs,
     decisions_for,
     left_exact_because,
-    present_configs,
     sketch_,
     unsketch_,
 )
+from ..convert.converted_state import present_configs
 from ..convert.layer_classes import sketched_type
 from ..convert.left_exact import FROZEN
 from ..masks.attention_mask import follow_attention_mask
+from ..rest.packing_modules import check_rest, rest_of
+from ..rest.rest_config import Rest
+from ..rest.saving import observe_saving
+from ..tensor_storages import model_tensors, sizes
 from .claims import Chosen
+from .family_profile import FamilyProfile, FamilyRecorder
 from .ledger import Ledger
 from .meta_device import meta_step
 from .peak import peak_memory
 from .profile_result import LayerProfile, Profile
 from .recording import record_ledger
+from .saved import saved_memory
 from .training_step import Loss, forward_to_loss, on_meta, to_device_of
 from .untouched_model import untouched
 
 
 def profile(
-    model: nn.Module, *args: Any, config: Configs | None = None, loss: Loss | None = None, **kwargs: Any
+    model: nn.Module,
+    *args: Any,
+    config: Configs | None = None,
+    loss: Loss | None = None,
+    rest: Rest = None,
+    **kwargs: Any,
 ) -> Profile:
     """Measure a training step of ``model`` on a batch, and what it would be under ``config``.
 
     The model runs forward once, then forward and backward twice, and is left exactly as it was. On the meta device it
-    needs neither memory nor weights, and is measured with the fused kernels of an accelerator.
+    needs neither memory nor weights, and is measured with the fused kernels of an accelerator. With ``rest`` it runs
+    forward once more.
 
     Args:
         model: in train() or eval(); a model in eval() is measured in train().
         *args, **kwargs: one batch, passed to the model.
         config: as ``sketch_`` takes it. By default what a converted model has, or ``SketchConfig.recommended()``.
         loss: takes the output, returns a scalar. By default ``output.loss``, or the mean of the first output.
+        rest: as ``sketch_`` takes it. By default what is on.
     """
+    packing = check_rest(rest) or rest_of(model)
     args, kwargs = to_device_of(model, (args, kwargs))
     forward = partial(forward_to_loss, model, args, kwargs, loss)
     present = present_configs(model) if config is None else {}
@@ -58,12 +72,16 @@ def profile(
         ledger = record_ledger(model, forward)
     unpaid = ledger.unpaid(chosen)
     paying = {name: own for name, own in chosen.items() if name not in unpaid}
-    peaks = []
-    for converted in ({}, paying):
+    by_name = {re.compile(re.escape(name)): own for name, own in paying.items()}
+    peaks, kept_after = [], ledger.kept_under(paying)
+    families: tuple[FamilyProfile, ...] = ()
+    for converted in (False, True):
         with untouched(model, (args, kwargs)), around():
             unsketch_(model)
-            if converted:
-                sketch_(model, {re.compile(re.escape(name)): own for name, own in converted.items()})
+            if converted and (by_name or packing):
+                sketch_(model, by_name or None, None if by_name else _none, rest=packing)
+            if converted and packing is not None:
+                kept_after, families = _measured(model, forward)
             with peak_memory(model) as peak:
                 forward().backward()  # type: ignore[no-untyped-call]
             peaks.append(peak.peak)
@@ -72,11 +90,27 @@ def profile(
         ledger=ledger,
         chosen=chosen,
         kept_before=ledger.kept,
-        kept_after=ledger.kept_under(paying),
-        kept_if_all=ledger.kept_under(chosen),
+        kept_after=kept_after,
+        kept_if_all=ledger.kept_under(chosen) if packing is None else kept_after,
         peak_before=peaks[0],
         peak_after=peaks[1],
+        rest=packing,
+        families=families,
     )
+
+
+def _measured(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[int, tuple[FamilyProfile, ...]]:
+    """Run the converted model forward, and return the bytes that it keeps, and by whom."""
+    recorder = FamilyRecorder(frozenset(sizes(model_tensors(model))))
+    with saved_memory(model) as saved, observe_saving(recorder):
+        loss = forward()
+    kept = saved.activations
+    del loss
+    return kept, recorder.families()
+
+
+def _none(name: str, module: nn.Module) -> bool:
+    return False
 
 
 def _layers(model: nn.Module, ledger: Ledger, chosen: Chosen, reasons: Mapping[str, str]) -> Iterator[LayerProfile]:

@@ -15,8 +15,9 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from ..saved_as_it_is import SavedAsItIs
 from ..tensor_storages import sizes, tensors_within
-from ..torch_private import Hooks, innermost_hooks, replacing_hooks, version_of
+from ..torch_private import Hooks, innermost_hooks, replacing_hooks
 
 
 class Held:
@@ -38,27 +39,6 @@ class Held:
     def release(self) -> Tensor:
         """Return the tensor that was saved, or what its hooks give for it."""
         return self._unpack(self.kept)
-
-
-class HeldAsItIs(Held):
-    """A saved tensor that no hook replaces."""
-
-    __slots__ = ("_version",)
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__(tensor, (_without_node, _same))
-        self._version = None if tensor.is_inference() else version_of(tensor)
-
-    def release(self) -> Tensor:
-        """Return the tensor as autograd does: not if it was changed since."""
-        tensor = super().release()
-        if self._version is not None and version_of(tensor) != self._version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
-                f"{tensor.type()} of shape {tuple(tensor.shape)} is at version {version_of(tensor)}, "
-                f"expected version {self._version}"
-            )
-        return tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +73,7 @@ class _Pack:
             update_wrapper(self, hooks[0], updated=())  # hooks are known by their module, checkpointing for one
 
     def __call__(self, tensor: Tensor) -> Held:
-        held = HeldAsItIs(tensor) if self.hooks is None else Held(tensor, self.hooks)
+        held = Held(tensor, self.hooks or _AS_IT_IS)
         for watcher in self.watchers:
             watcher.saved(held)
         return held
@@ -120,11 +100,4 @@ def _watchers_of(hooks: Hooks | None) -> tuple[Watcher, ...]:
     return hooks[0].watchers if hooks is not None and isinstance(hooks[0], _Pack) else ()
 
 
-def _without_node(tensor: Tensor) -> Tensor:
-    # An output still has its grad_fn, which owns what is kept: undetached, neither would ever be freed. What has none
-    # stays the very object that was saved, since others may hold weak references to it.
-    return tensor if tensor.grad_fn is None else tensor.detach()
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
+_AS_IT_IS: Hooks = SavedAsItIs.of, SavedAsItIs.unpack

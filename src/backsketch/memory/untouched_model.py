@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..convert.sharded import reshard
+from ..sharded import reshard
 from ..torch_private import tree_leaves
 
 

@@ -17,12 +17,16 @@ from ..convert.layer_classes import is_sketched
 from ..linear.graph_node import after_backward, sketch_node
 from ..linear.inputs import input_of
 from ..numerics import as_rows
+from ..rest.packing_modules import rest_of
+from ..storage.packed_tensor import PackedTensor
 from .estimates import KeptInput, Trace
 from .noise_records import Record, Sums, settle, table
 
 _MOST_WAITING = 4096  # calls whose numbers may stay on the device: bounds what a long run holds there
 
 _WHOLE = SketchConfig(ratio=1.0)  # stands for an input that is kept as it is
+
+_WITHOUT_REST = "without the noise of everything else that the model keeps in few bits (rest), which is not measured"
 
 _OWN_STREAM = 0x2545F491  # keeps the monitor's random numbers independent of data drawn with the same seed
 
@@ -38,7 +42,8 @@ class NoiseMonitor:
 
     It observes every backward pass through a sketched layer, and changes neither gradients nor random numbers. Between
     the passes it keeps one or two floats a row (row norms; a random feature for blocked and transform kinds), never X.
-    It cannot observe layers inside ``torch.compile``.
+    It cannot observe layers inside ``torch.compile``. Nor does it see the noise of everything else that is kept in few
+    bits (``sketch_(model, rest=...)``); its table then says so.
 
     A step ends when an optimizer that holds a monitored weight has stepped, or at ``step()``. A record is the **sum
     over the calls** of one layer in one step: micro-batches of gradient accumulation, or uses of a shared module.
@@ -142,7 +147,8 @@ class NoiseMonitor:
 
     def table(self) -> str:
         """Return a plain table, one line a layer: variances a step, ratios over all steps."""
-        return table(self.to_records())
+        noise = table(self.to_records())
+        return noise if rest_of(self.model) is None else f"{_WITHOUT_REST}\n\n{noise}"
 
     def __str__(self) -> str:
         return self.table() if self._steps else "no backward pass through a sketched layer was seen"
@@ -177,7 +183,7 @@ class NoiseMonitor:
         self._called = True
         x = as_rows(input_of(args, kwargs).detach())
         if self._step % self.every == 0 and len(x):
-            trace = self._trace(x, node.how or _WHOLE, node.valid)
+            trace = self._trace(x, _config_of(node.how), node.valid)
             after_backward(node, partial(self._count, self._step, name, trace))
 
     def _trace(self, x: Tensor, config: SketchConfig, valid: Tensor | None) -> Trace | KeptInput:
@@ -200,3 +206,10 @@ class NoiseMonitor:
         sums = self._steps.setdefault(step, {}).setdefault(name, Sums())
         sums.add(trace.blocks, trace.rows, trace.measure(as_rows(grad_out), grad_weight))
         self._waiting.append(sums)
+
+
+def _config_of(how: SketchConfig | PackedTensor | None) -> SketchConfig:
+    """Return the config that adds the same noise as how a layer keeps its input."""
+    if isinstance(how, PackedTensor):
+        return SketchConfig(ratio=1.0, bits=how.memory.bits, rotate=how.memory.rotated)
+    return how or _WHOLE

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from ..config import STORED_BITS, SketchConfig, check_config, check_flag
+from ..argument_checks import check_flag
+from ..config import STORED_BITS, SketchConfig, check_config
 from ..convert.conversion import Where, chosen_configs, decisions_for, unsketch_
 from ..convert.left_exact import narrow_reason
 from ..masks.attention_mask import follow_attention_mask

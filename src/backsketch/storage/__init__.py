@@ -1,1 +1,1 @@
-"""How kept rows are stored in few bits: codes between the ends of a range."""
+"""What is kept for backward, stored in few bits: rows and slopes as codes between the ends of a range, and flags."""

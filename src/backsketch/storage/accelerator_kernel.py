@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..random_words import DITHER_STREAM, line
+from ..random_words import DITHER_STREAM, Seed, line
 from ..torch_private import has_plain_memory
 from .cpu_kernel import switched_off
 from .stored_rows import StoredRows
@@ -24,12 +24,12 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def serves(stored: StoredRows, x: Tensor | None, dtype: torch.dtype) -> bool:
     """Tell whether the kernels can pack x, or read rows in this type."""
-    return (
-        stored.codes.device.type in _DEVICES
-        and dtype in _DTYPES
-        and has_plain_memory(stored.codes if x is None else x)
-        and triton_is_here()
-    )
+    return serves_for(stored.codes if x is None else x, dtype)
+
+
+def serves_for(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Tell whether kernels can read a tensor, with values of a type."""
+    return tensor.device.type in _DEVICES and dtype in _DTYPES and has_plain_memory(tensor) and triton_is_here()
 
 
 @lru_cache(maxsize=1)
@@ -41,7 +41,15 @@ def triton_is_here() -> bool:
 def write(stored: StoredRows, x: Tensor, chosen: Tensor | None, mean: Tensor | None, first_column: int) -> None:
     """Do what ``packing.write`` does, in one launch."""
     torch.ops.backsketch.pack_rows(
-        x, chosen, mean, stored.codes, stored.ranges, first_column, *_line(stored), stored.bits, stored.rotated
+        x,
+        chosen,
+        mean,
+        stored.codes,
+        stored.ranges,
+        first_column,
+        *dither_line(stored.seed),
+        stored.bits,
+        stored.rotated,
     )
 
 
@@ -57,7 +65,7 @@ def read(
         first,
         end - first,
         stored.features,
-        *_line(stored),
+        *dither_line(stored.seed),
         stored.bits,
         stored.rotated,
         stored.rotated and rotate_rows_back,
@@ -67,9 +75,9 @@ def read(
     return rows
 
 
-def _line(stored: StoredRows) -> tuple[int, int, Tensor | None]:
+def dither_line(seed: Seed) -> tuple[int, int, Tensor | None]:
     """Return the slope and the offset of the dither as numbers, or as a tensor where the seed is one."""
-    slope, offset = line(stored.seed, DITHER_STREAM)
+    slope, offset = line(seed, DITHER_STREAM)
     if isinstance(slope, Tensor) or isinstance(offset, Tensor):
         return 0, 0, torch.stack((torch.as_tensor(slope), torch.as_tensor(offset)))
     return slope, offset, None
@@ -78,18 +86,18 @@ def _line(stored: StoredRows) -> tuple[int, int, Tensor | None]:
 def _pack(x: Tensor, *arguments: Any) -> None:
     from .triton_launch import pack
 
-    with _current(x.device):
+    with on_device(x.device):
         pack(x, *arguments)
 
 
 def _unpack(codes: Tensor, *arguments: Any) -> Tensor:
     from .triton_launch import unpack
 
-    with _current(codes.device):
+    with on_device(codes.device):
         return unpack(codes, *arguments)
 
 
-def _current(device: torch.device) -> AbstractContextManager[object]:
+def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Make a device the current one, on which Triton launches its kernels."""
     chosen: AbstractContextManager[object] = getattr(torch, device.type).device(device)
     return chosen

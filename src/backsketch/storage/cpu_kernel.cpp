@@ -4,10 +4,14 @@
 // Full groups of 128 values are held in eight vectors of 16. They are written with the vector types of GCC and Clang,
 // which turn them into whatever instructions the CPU has. A shorter last group is handled one value at a time.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -23,11 +27,32 @@ typedef uint8_t Bytes16 __attribute__((vector_size(16)));
 template <class V> V load(const void* from) { V v; std::memcpy(&v, from, sizeof v); return v; }
 template <class V> void store(void* to, V v) { std::memcpy(to, &v, sizeof v); }
 
-Floats fill(float x) { return Floats{} + x; }
 Ints lanes() { return Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 
 Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
 Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+// What the vector types do not say in one instruction: GCC would convert bytes one at a time.
+#ifdef __AVX512F__
+bool any(Ints mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask); }
+Bytes16 to_bytes(Ints v) { return (Bytes16)_mm512_cvtepi32_epi8((__m512i)v); }
+Halves to_halves(Words v) { return (Halves)_mm512_cvtepi32_epi16((__m512i)v); }
+Ints widen(Bytes16 v) { return (Ints)_mm512_cvtepu8_epi32((__m128i)v); }
+Words widen(Halves v) { return (Words)_mm512_cvtepu16_epi32((__m256i)v); }
+Floats add_product(Floats a, Floats b, Floats c) { return (Floats)_mm512_fmadd_ps((__m512)b, (__m512)c, (__m512)a); }
+#else
+bool any(Ints mask) {
+    uint64_t words[8], joined = 0;
+    store(words, mask);
+    for (uint64_t word : words) joined |= word;
+    return joined;
+}
+Halves to_halves(Words v) { return __builtin_convertvector(v, Halves); }
+Words widen(Halves v) { return __builtin_convertvector(v, Words); }
+Bytes16 to_bytes(Ints v) { return __builtin_convertvector(to_halves((Words)v), Bytes16); }
+Ints widen(Bytes16 v) { return (Ints)widen(__builtin_convertvector(v, Halves)); }
+Floats add_product(Floats a, Floats b, Floats c) { return a + b * c; }
+#endif
 
 float float_of(uint16_t bf16) {
     uint32_t bits = uint32_t(bf16) << 16;
@@ -43,17 +68,17 @@ uint16_t bf16_of(float x) {  // to the nearest
     return uint16_t((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
+Floats fill(float x) { return Floats{} + x; }
 Floats values_at(const float* from) { return load<Floats>(from); }
-Floats values_at(const uint16_t* from) { return (Floats)(__builtin_convertvector(load<Halves>(from), Words) << 16); }
+Floats values_at(const uint16_t* from) { return (Floats)(widen(load<Halves>(from)) << 16); }
 float value_at(const float* from) { return *from; }
 float value_at(const uint16_t* from) { return float_of(*from); }
 
 void put(float* to, Floats v) { store(to, v); }
 void put(uint16_t* to, Floats v) {
-    Words bits = (Words)v;
-    Words rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-    Words nan = (Words)(v != v);
-    store(to, __builtin_convertvector((rounded & ~nan) | (nan & 0x7FC0), Halves));
+    // Whatever is NaN here was computed, and its lower bits are zero: it stays NaN.
+    const Words bits = (Words)v;
+    store(to, to_halves((bits + 0x7FFF + (bits >> 16 & 1)) >> 16));
 }
 void put(float* to, float x) { *to = x; }
 void put(uint16_t* to, float x) { *to = bf16_of(x); }
@@ -77,12 +102,24 @@ template <int D> Floats other_lanes(Floats v) {  // in lane i what v has in lane
 #endif
 }
 
+#ifdef __clang__
+Floats lower_halves(Floats a, Floats b) {
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+}
+Floats upper_halves(Floats a, Floats b) {
+    return __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+}
+#else
+Floats lower_halves(Floats a, Floats b) { return __builtin_shuffle(a, b, lanes() + (lanes() & 8)); }
+Floats upper_halves(Floats a, Floats b) { return __builtin_shuffle(a, b, lanes() + 8 + (lanes() & 8)); }
+#endif
+
 template <int D> Floats butterfly_in(Floats v) {
-    Words minus = (Words)((lanes() & D) != 0) & 0x80000000u;
-    return other_lanes<D>(v) + (Floats)((Words)v ^ minus);
+    const Floats signs = (lanes() & D) != 0 ? Floats{} - 1.0f : Floats{} + 1.0f;
+    return add_product(other_lanes<D>(v), v, signs);  // an exact product
 }
 
-void transform(Floats* v) {
+inline __attribute__((always_inline)) void transform(Floats* v) {
     for (int q = 0; q < VECTORS; ++q)
         v[q] = butterfly_in<8>(butterfly_in<4>(butterfly_in<2>(butterfly_in<1>(v[q]))));
     for (int distance = 1; distance < VECTORS; distance *= 2)
@@ -118,8 +155,9 @@ float up(float x) { return 0.0f - down(-x); }
 
 struct Grid {
     float least, step, inverse;
-    bool zeros;
+    int32_t zeros;  // whether it keeps them; as wide as the others, so that a grid is copied in one piece
 
+    Grid() = default;
     Grid(float smallest, float largest, int levels, bool keeps_zeros) : zeros(keeps_zeros) {
         least = down(smallest);
         step = up((largest - least) * float((1.0 + 0x1p-20) / (levels - zeros)));
@@ -144,9 +182,19 @@ uint32_t mix(uint32_t x) {
     x = (x ^ x >> 15) * 0x735A2D97u;
     return x ^ x >> 15;
 }
+struct Line {
+    uint64_t slope, offset;
+};
+
+Line dither_line(uint64_t seed) {  // random_words.line of the stream of dithers
+    const uint32_t stream = 2, low = mix(uint32_t(seed) ^ stream), high = mix(uint32_t(seed >> 32));
+    auto word = [=](uint32_t before_last) { return uint64_t(mix(mix((~before_last) ^ low) + high)); };
+    return {word(0) << 32 | word(1) | 1, word(2) << 32 | word(3)};
+}
+
 // What a row adds to the words of its columns: 23 random bits above nine zeros.
-uint32_t row_word(int64_t row, uint64_t slope, uint64_t offset) {
-    return uint32_t((slope * mix(uint32_t(row)) + offset) >> 32) & ~511u;
+uint32_t row_word(int64_t row, Line line) {
+    return uint32_t((line.slope * mix(uint32_t(row)) + line.offset) >> 32) & ~511u;
 }
 
 // The words of the first values of a group; those of the next vector are LANES * GOLDEN larger. No table is read.
@@ -162,12 +210,12 @@ float dither_at(uint32_t row, int64_t column) { return float((uint32_t(column) *
 // Vector q of a group has its values 16 q to 16 q + 15. Of the bits of q, the highest is folded first.
 constexpr int place(int first, int second, int third) { return 4 * first + 2 * second + third; }
 
-void put_bytes(uint8_t* to, Ints v) { store(to, __builtin_convertvector(v, Bytes16)); }
-Ints bytes_at(const uint8_t* from) { return __builtin_convertvector(load<Bytes16>(from), Ints); }
+void put_bytes(uint8_t* to, Ints v) { store(to, to_bytes(v)); }
+Ints bytes_at(const uint8_t* from) { return widen(load<Bytes16>(from)); }
 
-template <int BITS> void join(const Ints* codes, uint8_t* to) {
+template <int BITS> inline __attribute__((always_inline)) void join(const Ints* codes, uint8_t* to) {
     if (BITS == 8)
-        for (int q = 0; q < 8; ++q) put_bytes(to + q * LANES, codes[q]);
+        for (int q = 0; q < 8; ++q) put_bytes(to + q * LANES, codes[q] & 255);  // in a register, where narrowing is fast
     if (BITS == 4)
         for (int q = 0; q < 4; ++q) put_bytes(to + q * LANES, codes[q] | codes[q + 4] << 4);
     if (BITS == 3 || BITS == 2)
@@ -181,7 +229,7 @@ template <int BITS> void join(const Ints* codes, uint8_t* to) {
     }
 }
 
-template <int BITS> void split(const uint8_t* from, Ints* codes) {
+template <int BITS> inline __attribute__((always_inline)) void split(const uint8_t* from, Ints* codes) {
     if (BITS == 8)
         for (int q = 0; q < 8; ++q) codes[q] = bytes_at(from + q * LANES);
     if (BITS == 4)
@@ -252,16 +300,20 @@ struct Format {
     int levels() const { return (1 << bits) - 1; }
 };
 
-template <int BITS, class Value>
-void pack_group(const Value* x, const float* mean, const Format& format, uint32_t row, int64_t column, uint8_t* to, uint16_t* ranges) {
+// The values to round: those of the input without the mean row.
+template <class Value> inline Floats centred(const Value* x, const float* mean, int q) {
+    const Floats v = values_at(x + q * LANES);
+    return mean ? v - load<Floats>(mean + q * LANES) : v;
+}
+
+template <bool ROTATED, class Value>
+Grid grid_of(const Value* x, const float* mean, int levels, Floats* rotated) {
     Floats v[VECTORS];
-    for (int q = 0; q < VECTORS; ++q) {
-        v[q] = values_at(x + q * LANES);
-        if (mean) v[q] -= load<Floats>(mean + q * LANES);
-    }
-    if (format.rotated) {
+    for (int q = 0; q < VECTORS; ++q) v[q] = centred(x, mean, q);
+    if (ROTATED) {
         for (int q = 0; q < VECTORS; ++q) v[q] *= load<Floats>(SIGNS.of + q * LANES) * SCALE;
         transform(v);
+        for (int q = 0; q < VECTORS; ++q) rotated[q] = v[q];
     }
     Floats low = v[0], high = v[0], sum = v[0];
     for (int q = 1; q < VECTORS; ++q) {
@@ -269,33 +321,66 @@ void pack_group(const Value* x, const float* mean, const Format& format, uint32_
         high = larger(high, v[q]);
         sum += v[q];
     }
-    low = smaller(low, other_lanes<8>(low)), high = larger(high, other_lanes<8>(high)), sum += other_lanes<8>(sum);
-    low = smaller(low, other_lanes<4>(low)), high = larger(high, other_lanes<4>(high)), sum += other_lanes<4>(sum);
-    low = smaller(low, other_lanes<2>(low)), high = larger(high, other_lanes<2>(high)), sum += other_lanes<2>(sum);
-    float smallest = smaller(low, other_lanes<1>(low))[0], largest = larger(high, other_lanes<1>(high))[0];
-    if (!std::isfinite((sum + other_lanes<1>(sum))[0]))  // NaN, or only an overflow of the sum
-        for (int q = 0; q < VECTORS; ++q)
-            for (int i = 0; i < LANES; ++i)
-                if (v[q][i] != v[q][i]) smallest = v[q][i];
+    // From here on both in one vector: the least value, negated, comes to lane 0 and the largest one to lane 8.
+    Floats ends = larger(lower_halves(-low, high), upper_halves(-low, high));
+    ends = larger(ends, other_lanes<4>(ends));
+    ends = larger(ends, other_lanes<2>(ends));
+    ends = larger(ends, other_lanes<1>(ends));
+    float smallest = -ends[0], largest = ends[8];
+    if (any(sum - sum != 0)) {  // NaN or infinity, or only an overflow of the sum
+        Ints nan = {};
+        for (int q = 0; q < VECTORS; ++q) nan |= v[q] != v[q];
+        if (any(nan)) smallest = std::numeric_limits<float>::quiet_NaN();
+    }
     bool zeros = false;
-    if (!format.rotated && smallest == 0) {
+    if (!ROTATED && smallest == 0) {
         Ints others = {};
         for (int q = 0; q < VECTORS; ++q) others -= v[q] != 0;
         int count = 0;
         for (int i = 0; i < LANES; ++i) count += others[i];
-        zeros = gains_by_zeros(count, GROUP, format.levels());
+        zeros = gains_by_zeros(count, GROUP, levels);
     }
-    Grid grid(smallest, largest, format.levels(), zeros);
-    grid.write(ranges);
+    return Grid(smallest, largest, levels, zeros);
+}
+
+template <int BITS, bool ROTATED, class Value>
+void pack_group(const Value* x, const float* mean, const Floats* rotated, const Grid& grid, uint32_t row,
+                int64_t column, uint8_t* to) {
     Ints codes[VECTORS];
     const Words words = dither_words(row, column);
     for (int q = 0; q < VECTORS; ++q) {
-        Floats level = (v[q] - grid.least) * grid.inverse + dither(words, q);
+        const Floats v = ROTATED ? rotated[q] : centred(x, mean, q);
+        const Floats level = (v - grid.least) * grid.inverse + dither(words, q);
         Ints code = __builtin_convertvector(level, Ints);
-        if (zeros) code = (code + 1) & (v[q] != 0);
-        codes[q] = code & format.levels();
+        if (!ROTATED && grid.zeros) code = (code + 1) & (v != 0);
+        codes[q] = code & ((1 << BITS) - 1);
     }
     join<BITS>(codes, to);
+}
+
+// Full groups of one row: first the grids of several, then their codes. A grid takes long to compute but few
+// instructions, so the CPU computes several at once.
+constexpr int64_t RUN = 8;
+
+template <int BITS, bool ROTATED, class Value>
+void pack_groups(const Value* x, const float* mean, int64_t groups, uint32_t row, int64_t column, uint8_t* to,
+                 uint16_t* ranges) {
+    Floats rotated[ROTATED ? RUN * VECTORS : 1];
+    Grid grids[RUN];
+    for (int64_t first = 0; first < groups; first += RUN) {
+        const int64_t end = std::min(groups, first + RUN);
+        for (int64_t g = first; g < end; ++g) {
+            Floats* own = ROTATED ? rotated + (g - first) * VECTORS : nullptr;
+            const Grid grid = grid_of<ROTATED>(x + g * GROUP, mean ? mean + g * GROUP : nullptr, (1 << BITS) - 1, own);
+            grid.write(ranges + 2 * g);
+            grids[g - first] = grid;
+        }
+        for (int64_t g = first; g < end; ++g) {
+            const Floats* own = ROTATED ? rotated + (g - first) * VECTORS : nullptr;
+            pack_group<BITS, ROTATED>(x + g * GROUP, mean ? mean + g * GROUP : nullptr, own, grids[g - first], row,
+                                      column + g * GROUP, to + g * 16 * BITS);
+        }
+    }
 }
 
 template <class Value>
@@ -341,9 +426,9 @@ struct Levels {  // value = step * (code - u) + base, or 0
     }
 };
 
-template <int BITS, class Value>
-void unpack_group(const uint8_t* from, const uint16_t* ranges, const Format& format, bool turn, float scale, uint32_t row, int64_t column, Value* to) {
-    Levels levels(ranges, format.rotated, turn ? scale * SCALE : scale);
+template <int BITS, bool TURN, class Value>
+void unpack_group(const uint8_t* from, const uint16_t* ranges, bool rotated, float scale, uint32_t row, int64_t column, Value* to) {
+    Levels levels(ranges, rotated, TURN ? scale * SCALE : scale);
     Ints codes[VECTORS];
     split<BITS>(from, codes);
     const Words words = dither_words(row, column);
@@ -352,7 +437,7 @@ void unpack_group(const uint8_t* from, const uint16_t* ranges, const Format& for
         v[q] = (__builtin_convertvector(codes[q], Floats) - dither(words, q)) * levels.step + levels.base;
         if (levels.zeros) v[q] = (Floats)((Ints)v[q] & (codes[q] != 0));
     }
-    if (turn) {
+    if (TURN) {
         transform(v);
         for (int q = 0; q < VECTORS; ++q) v[q] *= load<Floats>(SIGNS.of + q * LANES);
     }
@@ -376,32 +461,38 @@ void unpack_short(const uint8_t* from, const uint16_t* ranges, int size, const F
     for (int i = 0; i < size; ++i) put(to + i, v[i]);
 }
 
-template <int BITS, class Value>
+// Rows in any order are asked for some rows ahead: the CPU cannot guess where the next one is, only how it goes on.
+constexpr int64_t AHEAD = 4, MOST_BYTES = 2048;
+
+void prefetch(const void* from, int64_t bytes) {
+    for (int64_t at = 0; at < std::min(bytes, MOST_BYTES); at += 64) __builtin_prefetch((const char*)from + at);
+}
+
+template <int BITS, bool ROTATED, class Value>
 void pack(const Value* x, int64_t x_stride, const int64_t* chosen, const float* mean, int64_t rows, int64_t features,
-          int64_t first_column, uint64_t slope, uint64_t offset, Format format,
-          uint8_t* codes, int64_t codes_stride, uint16_t* ranges, int64_t ranges_stride, int threads) {
+          int64_t first_column, Line line, Format format, uint8_t* codes, int64_t codes_stride, uint16_t* ranges,
+          int64_t ranges_stride, int threads) {
     const int64_t full = features / GROUP;
     const int rest = int(features % GROUP);
     const int group_bytes = 16 * BITS;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t row = 0; row < rows; ++row) {
         const Value* values = x + (chosen ? chosen[row] : row) * x_stride;
-        const uint32_t word = row_word(row, slope, offset);
+        if (chosen && row + AHEAD < rows) prefetch(x + chosen[row + AHEAD] * x_stride, sizeof(Value) * features);
+        const uint32_t word = row_word(row, line);
         uint8_t* to = codes + row * codes_stride;
         uint16_t* own = ranges + row * ranges_stride;
-        for (int64_t g = 0; g < full; ++g)
-            pack_group<BITS>(values + g * GROUP, mean ? mean + g * GROUP : nullptr, format, word, first_column + g * GROUP,
-                       to + g * group_bytes, own + 2 * g);
+        pack_groups<BITS, ROTATED>(values, mean, full, word, first_column, to, own);
         if (rest)
             pack_short(values + full * GROUP, mean ? mean + full * GROUP : nullptr, rest, format, word,
                        first_column + full * GROUP, to + full * group_bytes, own + 2 * full);
     }
 }
 
-template <int BITS, class Value>
+template <int BITS, bool TURN, class Value>
 void unpack(const uint8_t* codes, int64_t codes_stride, const uint16_t* ranges, int64_t ranges_stride,
-            const int64_t* places, int64_t first, int64_t rows, int64_t features, uint64_t slope, uint64_t offset,
-            Format format, bool turn, float scale, Value* out, int threads) {
+            const int64_t* places, int64_t first, int64_t rows, int64_t features, Line line, Format format, float scale,
+            Value* out, int threads) {
     const int64_t full = features / GROUP;
     const int rest = int(features % GROUP);
     const int group_bytes = 16 * BITS;
@@ -409,58 +500,63 @@ void unpack(const uint8_t* codes, int64_t codes_stride, const uint16_t* ranges, 
     for (int64_t i = 0; i < rows; ++i) {
         const int64_t row = places ? places[first + i] : first + i;
         Value* to = out + i * features;
+        if (places && i + AHEAD < rows && places[first + i + AHEAD] >= 0) {
+            const int64_t next = places[first + i + AHEAD];
+            prefetch(codes + next * codes_stride, codes_stride);
+            prefetch(ranges + next * ranges_stride, sizeof(uint16_t) * ranges_stride);
+        }
         if (row < 0) {
             std::memset(to, 0, sizeof(Value) * features);
             continue;
         }
-        const uint32_t word = row_word(row, slope, offset);
+        const uint32_t word = row_word(row, line);
         const uint8_t* from = codes + row * codes_stride;
         const uint16_t* own = ranges + row * ranges_stride;
         for (int64_t g = 0; g < full; ++g)
-            unpack_group<BITS>(from + g * group_bytes, own + 2 * g, format, turn, scale, word, g * GROUP, to + g * GROUP);
+            unpack_group<BITS, TURN>(from + g * group_bytes, own + 2 * g, format.rotated, scale, word, g * GROUP,
+                                     to + g * GROUP);
         if (rest)
-            unpack_short(from + full * group_bytes, own + 2 * full, rest, format, turn, scale, word, full * GROUP,
+            unpack_short(from + full * group_bytes, own + 2 * full, rest, format, TURN, scale, word, full * GROUP,
                          to + full * GROUP);
     }
 }
 
 }  // namespace
 
-// Call a template for the number of bits and the type of values.
-#define FOR_BITS(call, Value, ...)                       \
-    switch (bits) {                                      \
-        case 8: return call<8, Value>(__VA_ARGS__);      \
-        case 4: return call<4, Value>(__VA_ARGS__);      \
-        case 3: return call<3, Value>(__VA_ARGS__);      \
-        case 2: return call<2, Value>(__VA_ARGS__);      \
+// Call a template for the number of bits, with or without a rotation, and the type of values.
+#define FOR_BITS(call, turned, Value, ...)                                                         \
+    switch (bits) {                                                                                \
+        case 8: return turned ? call<8, true, Value>(__VA_ARGS__) : call<8, false, Value>(__VA_ARGS__); \
+        case 4: return turned ? call<4, true, Value>(__VA_ARGS__) : call<4, false, Value>(__VA_ARGS__); \
+        case 3: return turned ? call<3, true, Value>(__VA_ARGS__) : call<3, false, Value>(__VA_ARGS__); \
+        case 2: return turned ? call<2, true, Value>(__VA_ARGS__) : call<2, false, Value>(__VA_ARGS__); \
     }
 
 extern "C" {
 
 void pack_rows(int is_bf16, const void* x, int64_t x_stride, const int64_t* chosen, const float* mean, int64_t rows,
-               int64_t features, int64_t first_column, int64_t slope, int64_t offset, int bits, int rotated,
-               const float* matrix, uint8_t* codes, int64_t codes_stride, uint16_t* ranges, int64_t ranges_stride,
-               int threads) {
+               int64_t features, int64_t first_column, int64_t seed, int bits, int rotated, const float* matrix,
+               uint8_t* codes, int64_t codes_stride, uint16_t* ranges, int64_t ranges_stride, int threads) {
     Format format{bits, rotated != 0, matrix};
     if (is_bf16)
-        FOR_BITS(pack, uint16_t, (const uint16_t*)x, x_stride, chosen, mean, rows, features, first_column, slope,
-                 offset, format, codes, codes_stride, ranges, ranges_stride, threads)
+        FOR_BITS(pack, rotated, uint16_t, (const uint16_t*)x, x_stride, chosen, mean, rows, features, first_column,
+                 dither_line(seed), format, codes, codes_stride, ranges, ranges_stride, threads)
     else
-        FOR_BITS(pack, float, (const float*)x, x_stride, chosen, mean, rows, features, first_column, slope, offset,
-                 format, codes, codes_stride, ranges, ranges_stride, threads)
+        FOR_BITS(pack, rotated, float, (const float*)x, x_stride, chosen, mean, rows, features, first_column,
+                 dither_line(seed), format, codes, codes_stride, ranges, ranges_stride, threads)
 }
 
 void unpack_rows(int is_bf16, const uint8_t* codes, int64_t codes_stride, const uint16_t* ranges,
                  int64_t ranges_stride, const int64_t* places, int64_t first, int64_t rows, int64_t features,
-                 int64_t slope, int64_t offset, int bits, int rotated, int turn, float scale, const float* matrix,
-                 void* out, int threads) {
+                 int64_t seed, int bits, int rotated, int turn, float scale, const float* matrix, void* out,
+                 int threads) {
     Format format{bits, rotated != 0, matrix};
     if (is_bf16)
-        FOR_BITS(unpack, uint16_t, codes, codes_stride, ranges, ranges_stride, places, first, rows, features, slope,
-                 offset, format, turn != 0, scale, (uint16_t*)out, threads)
+        FOR_BITS(unpack, turn, uint16_t, codes, codes_stride, ranges, ranges_stride, places, first, rows, features,
+                 dither_line(seed), format, scale, (uint16_t*)out, threads)
     else
-        FOR_BITS(unpack, float, codes, codes_stride, ranges, ranges_stride, places, first, rows, features, slope,
-                 offset, format, turn != 0, scale, (float*)out, threads)
+        FOR_BITS(unpack, turn, float, codes, codes_stride, ranges, ranges_stride, places, first, rows, features,
+                 dither_line(seed), format, scale, (float*)out, threads)
 }
 
 }  // extern "C"

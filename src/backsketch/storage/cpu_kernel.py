@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..random_words import DITHER_STREAM, line
 from ..torch_private import compiled_cpp, has_plain_memory
 from .groups import GROUP
 from .rotation import transform_matrix
@@ -25,19 +24,24 @@ _LEAST_VALUES = 1 << 15  # kept: for fewer, a process would take longer to load 
 _LEAST_FOR_THREADS = 1 << 16
 _DTYPES = (torch.float32, torch.bfloat16)
 _OFF = "TORCHDYNAMO_DISABLE"
+_SOURCES = ("cpu_kernel.cpp", "cpu_slopes.cpp")  # compiled as one
 
 
 def serves(stored: StoredRows, x: Tensor | None, dtype: torch.dtype) -> bool:
     """Tell whether the kernel can pack x, or read rows in this type. It never depends on values."""
     return (
-        stored.codes.device.type == "cpu"
+        stored.codes.is_cpu
         and dtype in _DTYPES
         and has_plain_memory(stored.codes)
         and (x is None or (x.stride(1) == 1 and has_plain_memory(x)))
         and isinstance(stored.seed, int)
-        and stored.rows * stored.features >= _LEAST_VALUES
-        and library() is not None
+        and serves_for(stored.rows * stored.features)
     )
+
+
+def serves_for(values: int) -> bool:
+    """Tell whether there are compiled kernels, and enough values to call them."""
+    return values >= _LEAST_VALUES and library() is not None
 
 
 def write(stored: StoredRows, x: Tensor, chosen: Tensor | None, mean: Tensor | None, first_column: int) -> None:
@@ -45,7 +49,6 @@ def write(stored: StoredRows, x: Tensor, chosen: Tensor | None, mean: Tensor | N
     own_mean = None if mean is None else mean.to(torch.float32).contiguous()
     own_chosen = None if chosen is None else chosen.contiguous()
     first = first_column // GROUP
-    codes, ranges = stored.codes[:, first * 16 * stored.bits :], stored.ranges[:, first:]
     library().pack_rows(  # type: ignore[union-attr]
         x.dtype == torch.bfloat16,
         x.data_ptr(),
@@ -55,15 +58,15 @@ def write(stored: StoredRows, x: Tensor, chosen: Tensor | None, mean: Tensor | N
         stored.rows,
         x.shape[1],
         first_column,
-        *line(stored.seed, DITHER_STREAM),
+        stored.seed,
         stored.bits,
         stored.rotated,
         _matrix(stored, x.shape[1], transpose=True),
-        codes.data_ptr(),
-        codes.stride(0),
-        ranges.data_ptr(),
-        ranges.stride(0),
-        _threads(stored.rows * x.shape[1]),
+        stored.codes.data_ptr() + first * 16 * stored.bits,
+        stored.codes.stride(0),
+        stored.ranges.data_ptr() + first * 4,
+        stored.ranges.stride(0),
+        threads_for(stored.rows * x.shape[1]),
     )
 
 
@@ -89,16 +92,21 @@ def read(
         first,
         end - first,
         stored.features,
-        *line(stored.seed, DITHER_STREAM),
+        stored.seed,
         stored.bits,
         stored.rotated,
         stored.rotated and rotate_rows_back,
         scale,
         _matrix(stored, stored.features, transpose=False),
         out.data_ptr(),
-        _threads(out.numel()),
+        threads_for(out.numel()),
     )
     return out
+
+
+def threads_for(values: int) -> int:
+    """Return how many threads to use for so many values."""
+    return torch.get_num_threads() if values >= _LEAST_FOR_THREADS else 1
 
 
 def library() -> Any | None:
@@ -123,15 +131,19 @@ def _loaded() -> Any | str:
     if switched_off():
         return f"{_OFF} is set"
     try:
-        found = compiled_cpp((files(__package__) / "cpu_kernel.cpp").read_text("utf-8"))
+        found = compiled_cpp("\n".join((files(__package__) / name).read_text("utf-8") for name in _SOURCES))
     except Exception as error:  # no compiler, no place to write, an older torch: many kinds of errors, and one remedy
         return (str(error).strip() or type(error).__name__).splitlines()[0]
-    number, pointer, size = ctypes.c_int, ctypes.c_void_p, ctypes.c_int64
-    found.pack_rows.argtypes = [number, pointer, size, pointer, pointer, size, size, size, size, size, number, number]
+    number, pointer, size, real = ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+    found.pack_rows.argtypes = [number, pointer, size, pointer, pointer, size, size, size, size, number, number]
     found.pack_rows.argtypes += [pointer, pointer, size, pointer, size, number]
-    found.unpack_rows.argtypes = [number, pointer, size, pointer, size, pointer, size, size, size, size, size]
-    found.unpack_rows.argtypes += [number, number, number, ctypes.c_float, pointer, pointer, number]
-    found.pack_rows.restype = found.unpack_rows.restype = None
+    found.unpack_rows.argtypes = [number, pointer, size, pointer, size, pointer, size, size, size, size]
+    found.unpack_rows.argtypes += [number, number, number, real, pointer, pointer, number]
+    ends = [*[size] * 4, real, real, number, pointer, number]
+    found.write_slopes.argtypes = [number, number, pointer, *ends]
+    found.times_slopes.argtypes = [number, pointer, pointer, *ends]
+    for name in ("pack_rows", "unpack_rows", "write_slopes", "times_slopes"):
+        getattr(found, name).restype = None
     return found
 
 
@@ -152,7 +164,3 @@ def _padded_matrix(size: int, transpose: bool) -> Tensor:
     padded = torch.zeros(size, GROUP, dtype=torch.float32, device="cpu")  # whatever the defaults are
     padded[:, :size] = matrix.t() if transpose else matrix
     return padded
-
-
-def _threads(values: int) -> int:
-    return torch.get_num_threads() if values >= _LEAST_FOR_THREADS else 1

@@ -64,6 +64,11 @@ def without_fused_kernels() -> Iterator[None]:
         _allowed.reset(token)
 
 
+def fused_kernels_allowed() -> bool:
+    """Tell whether no ``without_fused_kernels`` is around."""
+    return _allowed.get()
+
+
 _allowed = ContextVar("fused_kernels_allowed", default=True)
 
 
@@ -86,7 +91,7 @@ class _Kernels(Protocol):
 
 
 def _kernels(stored: StoredRows, x: Tensor | None, dtype: torch.dtype) -> _Kernels:
-    if _allowed.get():
+    if fused_kernels_allowed():
         for kernels in (cpu_kernel, accelerator_kernel):
             if kernels.serves(stored, x, dtype):
                 return kernels

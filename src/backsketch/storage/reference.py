@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..numerics import compute_dtype, row_slabs
-from .codes import group_bytes, join, split
+from .codes import group_bytes, join, split, whole_part
 from .dither import column_dither, dither, row_dither
 from .groups import GROUP, group_sizes, parts_of
 from .ranges import Grid
@@ -50,7 +50,7 @@ def _write_groups(stored: StoredRows, slab: slice, values: Tensor, groups: slice
     else:
         codes.add_(grid.zeros).addcmul_(values - grid.least, grid.inverse_step())
         codes.masked_fill_((values == 0).logical_and_(grid.zeros), 0)
-    join(_whole_part(codes, stored.bits), stored.bits, out=_bytes_of(stored.codes[slab], stored.bits, groups, size))
+    join(whole_part(codes, stored.bits), stored.bits, out=_bytes_of(stored.codes[slab], stored.bits, groups, size))
     grid.store(stored.ranges[slab, groups])
 
 
@@ -113,11 +113,3 @@ def _some(x: Tensor, rows: slice | Tensor, mean: Tensor | None, dtype: torch.dty
     """Return some rows without the mean. They may be a view of x: do not change them."""
     some = (x[rows] if isinstance(rows, slice) else x.index_select(0, rows)).to(dtype)
     return some if mean is None else some - mean
-
-
-def _whole_part(values: Tensor, bits: int) -> Tensor:
-    """Drop the fractions, as ``to(torch.uint8)`` does; going by a signed type takes PyTorch half of that time."""
-    if bits == 8:
-        return values.to(torch.int16).to(torch.uint8)
-    # What NaN became must not spill into its neighbours.
-    return values.to(torch.int8).view(torch.uint8).bitwise_and_(2**bits - 1)

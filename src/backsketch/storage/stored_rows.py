@@ -33,4 +33,4 @@ class StoredRows:
     @property
     def rows(self) -> int:
         """Return how many rows there are."""
-        return len(self.codes)
+        return self.codes.shape[0]

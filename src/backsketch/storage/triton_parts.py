@@ -27,13 +27,22 @@ def columns(COUNT: tl.constexpr, SIZE: tl.constexpr):
         column = tl.max_contiguous(slot * (SIZE // 8) + lane, (1, 1, VECTOR))
         valid = lane < SIZE // 8
     else:
-        half: tl.constexpr = (SIZE + 1) // 2
-        quarter: tl.constexpr = (half + 1) // 2
-        eighth: tl.constexpr = (quarter + 1) // 2
-        in_quarter = (slot & 1) * eighth + lane
-        in_half = (slot >> 1 & 1) * quarter + in_quarter
-        column = (slot >> 2) * half + in_half
-        valid = (lane < eighth) & (in_quarter < quarter) & (in_half < half) & (column < SIZE)
+        column, valid = short_columns(COUNT, SIZE)
+    return column, valid
+
+
+@triton.jit
+def short_columns(COUNT: tl.constexpr, size):
+    """Return what ``columns`` returns for groups of any size, which may be known only to the running kernel."""
+    slot = tl.arange(0, COUNT)[:, None, None]
+    lane = tl.arange(0, LANES)[None, None, :]
+    half = (size + 1) // 2
+    quarter = (half + 1) // 2
+    eighth = (quarter + 1) // 2
+    in_quarter = (slot & 1) * eighth + lane
+    in_half = (slot >> 1 & 1) * quarter + in_quarter
+    column = (slot >> 2) * half + in_half
+    valid = (lane < eighth) & (in_quarter < quarter) & (in_half < half) & (column < size)
     return column, valid
 
 
@@ -51,19 +60,32 @@ def _shifts(WIDTH: tl.constexpr):
 
 @triton.jit
 def store_plane(to, code, exists, WIDTH: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr):
-    """Fold codes of WIDTH bits, which fill WIDTH slots then, and store them."""
-    if WIDTH < 8:
-        parts = tl.reshape(code << _shifts(WIDTH), (SLOTS // WIDTH, WIDTH * ROWS * LANES))
-        code = tl.reshape(tl.sum(parts, 0), (WIDTH, ROWS, LANES))
+    """Fold codes of WIDTH bits and store them."""
     place, valid = columns(WIDTH, SIZE)
-    tl.store(to[None, :, None] + place, code.to(tl.uint8), mask=valid & exists[None, :, None])
+    tl.store(to[None, :, None] + place, fold(code, WIDTH, ROWS), mask=valid & exists[None, :, None])
 
 
 @triton.jit
 def load_plane(at, present, WIDTH: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr):
     """Load codes that were folded, and unfold them: (SLOTS, ROWS, LANES)."""
     place, valid = columns(WIDTH, SIZE)
-    code = tl.load(at[None, :, None] + place, mask=valid & present[None, :, None], other=0).to(tl.int32)
+    joined = tl.load(at[None, :, None] + place, mask=valid & present[None, :, None], other=0)
+    return unfold(joined, WIDTH, ROWS)
+
+
+@triton.jit
+def fold(code, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """Return codes of WIDTH bits as bytes, which fill WIDTH slots: (SLOTS, ROWS, LANES) -> (WIDTH, ROWS, LANES)."""
+    if WIDTH < 8:
+        parts = tl.reshape(code << _shifts(WIDTH), (SLOTS // WIDTH, WIDTH * ROWS * LANES))
+        code = tl.reshape(tl.sum(parts, 0), (WIDTH, ROWS, LANES))
+    return code.to(tl.uint8)
+
+
+@triton.jit
+def unfold(joined, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """Undo ``fold``: (WIDTH, ROWS, LANES) -> (SLOTS, ROWS, LANES)."""
+    code = joined.to(tl.int32)
     if WIDTH < 8:
         parts = tl.broadcast_to(code[None, :, :, :], (SLOTS // WIDTH, WIDTH, ROWS, LANES))
         code = tl.reshape(parts, (SLOTS, ROWS, LANES)) >> _shifts(WIDTH) & (2**WIDTH - 1)
@@ -167,7 +189,7 @@ def row_words(row, line, slope, offset):
 @triton.jit
 def dither(word, group, column):
     """Return u for each value: the sum of what its row and its column add, mod 2²³."""
-    own = (group * GROUP + column).to(tl.uint32) * 0x9E3779B9 >> 9
+    own = (column + group * GROUP).to(tl.uint32) * 0x9E3779B9 >> 9
     fraction = (word[None, :, None] + own) & 0x7FFFFF
     # These bits below those of 1.0 are 1 + u: faster than a conversion, and exact.
     return (fraction | 0x3F800000).to(tl.float32, bitcast=True) - 1.0

@@ -11,11 +11,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from .contenders import CHECKPOINTING, EXACT, PAPER, RECOMMENDED, ROWS
+from .contenders import CHECKPOINTING, EXACT, PAPER, RECOMMENDED, ROWS, WHOLE
 from .table import percent_above
 
 _INK, _QUIET, _GUIDE, _FAINT = "#1b1f24", "#5b6570", "#8a949e", "#e9ecef"
-_COLORS = {EXACT: "#3d4650", PAPER: "#c0392b", ROWS: "#d9820a", RECOMMENDED: "#0b7a75", CHECKPOINTING: "#2f6db5"}
+_COLORS = {
+    EXACT: "#3d4650",
+    PAPER: "#c0392b",
+    ROWS: "#d9820a",
+    RECOMMENDED: "#7fb069",
+    WHOLE: "#0b7a75",
+    CHECKPOINTING: "#2f6db5",
+}
 
 
 def write_figure(record: Mapping[str, Any], path: Path) -> Path:
@@ -42,8 +49,8 @@ def draw(record: Mapping[str, Any]) -> Figure:
 
 
 def _headline(contenders: Mapping[str, Any]) -> str:
-    ours, exact = contenders[RECOMMENDED], contenders[EXACT]
-    text = f"Recommended: {ours['linear_bytes'] / exact['linear_bytes']:.0%} of the linear inputs kept"
+    ours, exact = contenders.get(WHOLE, contenders[RECOMMENDED]), contenders[EXACT]
+    text = f"{ours['name'].capitalize()}: {ours['kept_bytes'] / exact['kept_bytes']:.0%} of the bytes kept for backward"
     if ours["speed"] is not None:
         text += f", {ours['speed']:.2f} × the speed"
     return text if ours["loss_above_exact"] is None else f"{text}, {percent_above(ours['loss_above_exact'])} loss"
@@ -84,6 +91,8 @@ def _draw_loss(axes: Axes, contenders: Mapping[str, Any]) -> None:
             steps, values = zip(*entry["validation"], strict=True)
             above = "" if key == EXACT else f"  {percent_above(entry['loss_above_exact'])}"
             axes.plot(steps, values, color=_COLORS[key], label=f"{entry['name']}{above}", **_line(key))
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.3 * (high - low))  # room for the legend
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=10, loc="upper right")
 
@@ -91,7 +100,7 @@ def _draw_loss(axes: Axes, contenders: Mapping[str, Any]) -> None:
 def _line(key: str) -> dict[str, Any]:
     if key == CHECKPOINTING:  # lies on exact, whose numbers it repeats
         return {"linewidth": 1.6, "linestyle": (0, (1, 2)), "zorder": 5}
-    width = 2.6 if key == RECOMMENDED else 1.8
+    width = 2.6 if key == WHOLE else 1.8
     return {"linewidth": width, "marker": "o", "markersize": 5, "markeredgecolor": "white"}
 
 
@@ -100,7 +109,7 @@ def _bars(axes: Axes, contenders: Mapping[str, Any], title: str) -> None:
     axes.set_yticks(range(len(contenders)), [entry["name"] for entry in contenders.values()])
     for tick, key in zip(axes.get_yticklabels(), contenders, strict=True):
         tick.set_color(_COLORS[key])
-        tick.set_fontweight("bold" if key == RECOMMENDED else "normal")
+        tick.set_fontweight("bold" if key == WHOLE else "normal")
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
 

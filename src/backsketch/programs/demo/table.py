@@ -49,13 +49,14 @@ def _configs(contenders: Mapping[str, Any]) -> Iterator[str]:
         if entry["config"] is not None:
             kind, ratio, bits = (entry["config"][name] for name in ("kind", "ratio", "bits"))
             stored = "as they are" if bits is None else f"in {bits} bits"
-            yield f"{entry['name']}: kind {kind}, ratio {ratio:.3g}, stored {stored}"
+            rest = ", and all else in few bits" if entry["rest"] else ""
+            yield f"{entry['name']}: kind {kind}, ratio {ratio:.3g}, stored {stored}{rest}"
 
 
 def _notes(results: Mapping[str, Any]) -> Iterator[str]:
     yield "linear: MiB kept for backward only for linear layers: their inputs, or sketches."
     yield f"  Exact training keeps {results['linear_share']:.0%} of all (kept) for them; attention, GELU and"
-    yield "  layer norms keep the rest, and no sketch changes that."
+    yield "  layer norms keep the rest: only the whole step and checkpointing change that."
     yield "peak: the most MiB in memory at once, with weights, gradients, AdamW's states."
     yield "time: of a step, relative to an exact one on the same batch; median of all."
     yield "noise: variance that the sketch adds to ∂W, relative to SGD's own; mean of layers."

@@ -139,6 +139,7 @@ class _Run:
             sketch = SketchCallback(
                 settings.config,
                 budget=settings.budget,
+                rest=settings.rest,
                 noise_every=noise_every or None,
                 noise_by_layer=noise_every > 0,  # the record has the mean of every layer
                 where=where,
@@ -246,7 +247,8 @@ class _Run:
         """Measure a step on the longest examples: the batch at which a run peaks."""
         batch = largest_batch(self._encoded(self.train), self.tokenizer, self.settings.the_recipe.batch_size)
         configs = None if sketch is None else _configs(sketch)
-        return step_memory(self.model, batch, configs, lambda name, module: not self.settings.excluded(name))
+        where = lambda name, module: not self.settings.excluded(name)  # noqa: E731
+        return step_memory(self.model, batch, configs, where, self.settings.rest)
 
 
 def _configs(sketch: SketchCallback) -> Configs | None:

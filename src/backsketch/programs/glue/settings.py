@@ -15,6 +15,8 @@ from typing import Any
 from ...config import SketchConfig
 from ...planning.budget import as_budget
 from ...planning.planner import check_bits
+from ...rest.packing_modules import check_rest
+from ...rest.rest_config import Rest
 from .identity import data_digest, model_digest
 from .recipe import Recipe, recipe_for
 from .tasks import Task, find_task
@@ -35,6 +37,7 @@ class Settings:
         data: a directory in GLUE's layout; None reads from the hub.
         config: what the layers keep; None trains exactly.
         budget: as ``plan`` takes it; each layer's ratio, and its bits unless ``config`` names some, are planned for it.
+        rest: as ``sketch_`` takes it: in how many bits all else is kept that backward needs.
         exclude: globs over the names of layers left exact. By default the heads, which read one row a sentence:
             they keep next to nothing, and a sketch of so few rows is very noisy.
         ignore_mask: sketch padded rows like all others, as the paper does; by default they are left out.
@@ -53,6 +56,7 @@ class Settings:
     data: Path | None = None
     config: SketchConfig | None = field(default_factory=SketchConfig.recommended)
     budget: str | float | int | None = None
+    rest: Rest = None
     exclude: tuple[str, ...] | None = None
     ignore_mask: bool = False
     recipe: Recipe | None = None
@@ -78,6 +82,8 @@ class Settings:
             check_bits(None, self.config)
             if self.config == SketchConfig.recommended():  # the default: the user did not ask for its bits
                 object.__setattr__(self, "config", SketchConfig())
+        if check_rest(self.rest) is not None and self.config is None:
+            raise ValueError("rest keeps few bits, and config=None trains exactly: give one of them")
         if self.noise_layers and (self.config is None or self.noise_every == 0):
             raise ValueError("noise_layers needs sketched layers and their monitor: no config=None, no noise_every=0")
         if self.noise_every and self.config is None:
@@ -112,8 +118,11 @@ class Settings:
     def describe(self) -> dict[str, Any]:
         """Return the settings as plain values; of a directory its name and a digest of its files, not where it is."""
         model = Path(self.model)
+        given = asdict(self)
+        if self.rest is None:  # as in records of runs before it was a setting
+            del given["rest"]
         return {
-            **asdict(self),
+            **given,
             "model": _name(model) if model.is_dir() else self.model,
             "model_digest": model_digest(model) if model.is_dir() else None,
             "data": "hub" if self.data is None else _name(self.data),
@@ -127,6 +136,8 @@ class Settings:
         what = "exact" if self.config is None else str(self.config)
         if self.budget is not None and self.config is not None:
             what = f"{self.config.kind} budget {self.budget}"
+        if self.rest is not None:
+            what += " whole step"
         digest = sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()[:8]
         words = f"{self.task} {_name(Path(self.model))} {what} seed {self.seed} {digest}".lower()
         return re.sub("[^a-z0-9.]+", "-", words)

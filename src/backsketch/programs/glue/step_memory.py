@@ -13,6 +13,7 @@ from transformers import DataCollatorWithPadding
 from ...convert.conversion import Configs, Where, sketch_
 from ...memory.peak import peak_memory
 from ...memory.saved import saved_memory
+from ...rest.rest_config import Rest
 
 
 def largest_batch(encoded: list[dict[str, Any]], tokenizer: Any, size: int) -> dict[str, Any]:
@@ -21,14 +22,16 @@ def largest_batch(encoded: list[dict[str, Any]], tokenizer: Any, size: int) -> d
     return dict(DataCollatorWithPadding(tokenizer)(longest))
 
 
-def step_memory(model: nn.Module, batch: dict[str, Any], configs: Configs | None, where: Where) -> dict[str, Any]:
+def step_memory(
+    model: nn.Module, batch: dict[str, Any], configs: Configs | None, where: Where, rest: Rest = None
+) -> dict[str, Any]:
     """Return the bytes kept for backward and the peak of a step of AdamW, with the optimizer's states in place.
 
     The step runs on a copy, and the random generators are restored: the model and its run do not change.
 
     Args:
         batch: as the model takes it, labels included.
-        configs: as ``sketch_`` takes it; None leaves all layers exact.
+        configs, rest: as ``sketch_`` takes them; without configs all layers are exact.
     """
     device = next(model.parameters()).device
     batch = {name: value.to(device) for name, value in batch.items()}
@@ -36,7 +39,7 @@ def step_memory(model: nn.Module, batch: dict[str, Any], configs: Configs | None
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the same warnings were given when training began
         if configs is not None:
-            sketch_(model, configs, where)
+            sketch_(model, configs, where, rest=rest)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9, fused=True)  # as the Trainer's
         with saved_memory(model) as kept:
             model(**batch).loss.backward()

@@ -1,0 +1,48 @@
+"""ConvertedState: what sketch_ has made of a model, to be restored after something else has converted it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from ..config import SketchConfig, check_config
+from ..linear.algorithm import EXACT_IN_CHECKPOINT
+from ..masks.attention_mask import follow_attention_mask
+from ..rest.packing_modules import present_rests, switch_on_again
+from ..rest.rest_config import RestConfig
+from .conversion import convert_layer, unsketch_
+from .layer_classes import exact_type
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedState:
+    """The configs of sketched layers and of modules that keep everything else in few bits, by name.
+
+    ``checkpointed`` tells whether layers are sketched inside activation checkpointing too.
+    """
+
+    configs: dict[str, SketchConfig]
+    rests: dict[str, RestConfig]
+    checkpointed: bool
+
+    @classmethod
+    def of(cls, model: nn.Module) -> ConvertedState:
+        """Read the state of ``model``."""
+        checkpointed = not any(module.__dict__.get(EXACT_IN_CHECKPOINT) for module in model.modules())
+        return cls(present_configs(model), present_rests(model), checkpointed)
+
+    def restore(self, model: nn.Module) -> None:
+        """Give every module of ``model`` the class and the config that it had, and no other module any."""
+        unsketch_(model)
+        for name, config in self.configs.items():
+            convert_layer(model.get_submodule(name), config, self.checkpointed)
+        switch_on_again(model, self.rests)
+        if self.configs:
+            follow_attention_mask(model)
+
+
+def present_configs(model: nn.Module) -> dict[str, SketchConfig]:
+    """Return name -> config for the layers that ``sketch_`` has converted."""
+    sketched = {name: module for name, module in model.named_modules() if exact_type(module) is not None}
+    return {name: check_config(module.config) for name, module in sketched.items()}

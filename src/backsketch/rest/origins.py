@@ -1,0 +1,52 @@
+"""Where a saved tensor comes from: whose cast or view it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..torch_private import VIEWS_AND_CASTS, base_of, memory_id
+
+_NODES_TO_SEE = 100  # a block of a transformer has fewer between two products of one tensor
+
+
+def origin(tensor: Tensor) -> object:
+    """Return the node that made a tensor, or the leaf it is, beneath all views and casts."""
+    node: Any = tensor.grad_fn
+    if node is None:
+        return base_of(tensor)
+    while node.name() in VIEWS_AND_CASTS and len(node.next_functions) == 1 and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+    return getattr(node, "variable", node)  # of a leaf
+
+
+def is_weight(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a parameter, or a view or a cast of one, as autocast makes them."""
+    return isinstance(origin(tensor), nn.Parameter)
+
+
+def may_depend_on(tensors: Iterable[Tensor], tensor: Tensor) -> bool:
+    """Tell whether some tensors were computed from another one; True too if that takes long to find out."""
+    source = origin(tensor)
+    waiting: list[Any] = [each.grad_fn for each in tensors if each.grad_fn is not None]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        if getattr(node, "variable", node) is source or len(seen) == _NODES_TO_SEE:
+            return True
+        seen.add(node)
+        waiting += [before for before, _ in node.next_functions if before is not None]
+    return False
+
+
+def same_memory(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors have the same values in the same memory, whatever their shapes."""
+    return (
+        memory_id(one) == memory_id(other)
+        and one.storage_offset() == other.storage_offset()
+        and one.numel() == other.numel()
+    )
