@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+import subprocess
 import sys
 import time
 from contextlib import contextmanager
@@ -244,6 +245,7 @@ def test_a_way_to_train_leaves_the_model_as_it_was(way):
     assert all(map(torch.equal, gradients(model, inputs), expected))
 
 
+@pytest.mark.slow
 def test_all_ways_share_one_encoder(monkeypatch):
     """Ten copies of RoBERTa-base do not fit in a small machine's memory."""
     made, copied = [], copy.deepcopy
@@ -273,11 +275,23 @@ def test_each_type_is_timed_for_every_shape_and_way():
     assert set(found["exact"]["speeds"].values()) == {1.0}
 
 
-def test_each_allocator_serves_a_process_of_its_own():
+def test_each_allocator_serves_a_process_of_its_own(monkeypatch):
+    environments, run = [], subprocess.run
+
+    def recorded(command, **options):
+        environments.append(options["env"])
+        return run(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", recorded)
     entries = speed.PARTS["allocators"](True)
-    assert not page_keeping.is_glibc() or [entry["name"] for entry in entries] == list(speed_allocators.SHOWN)
-    for entry in entries:
-        assert entry["keeping"]["faults"] <= entry["default"]["faults"]
+    if page_keeping.is_glibc():
+        keeping, default = environments
+        assert page_keeping.KEEPING.items() <= keeping.items()
+        assert not page_keeping.KEEPING.keys() & default.keys()
+        assert [entry["name"] for entry in entries] == list(speed_allocators.SHOWN)
+    # At these sizes the default allocator may keep its pages too, so the counts of faults are not compared.
+    measured = [entry[which] for entry in entries for which in ("keeping", "default")]
+    assert all(each["faults"] >= 0 < each["speed"] for each in measured)
     record = {"settings": {"layer rows": 512}, "results": {"allocators": entries}}
     assert len(section(record, "allocators").table.rows) == len(entries)
 
