@@ -21,8 +21,8 @@ from ..storage.rotation import rotate_back
 from ..storage.stored_rows import StoredRows
 from .keeping import drawn_on, sketch_for
 
-# Rows turned back from codes at once: a share of all, but enough for a good GEMM; half of them if that is few values.
-_READS, _LEAST_READ, _FEW_VALUES = 4, 512, 1 << 20
+# Rows turned back from codes at once: a share of all, but enough for a good GEMM; all of them if that is few values.
+_READS, _LEAST_READ, _FEW_VALUES = 4, 512, 1 << 21
 _LEAST_OUTPUTS = 512  # columns of Y compressed at once, at least
 # FLOPs of a GEMM in the time that copying one value takes; on accelerators those of A100 and H100.
 _FLOPS_PER_COPY_ON_CPU, _FLOPS_PER_COPY = 128, 1024
@@ -163,8 +163,8 @@ class _HalvedRows:
 
     def slabs(self) -> list[slice]:
         """Split the rows for a GEMM each."""
-        few = min(-(-self.rows // 2), _FEW_VALUES // max(self.stored.features, 1))
-        height = max(_LEAST_READ, -(-self.rows // _READS), few)
+        few = self.rows * self.stored.features <= _FEW_VALUES
+        height = max(_LEAST_READ, -(-self.rows // (1 if few else _READS)))
         return [slice(start, min(start + height, self.rows)) for start in range(0, max(self.rows, 1), height)]
 
 
