@@ -28,7 +28,7 @@ from backsketch.seeds import draw_seed
 from backsketch.storage import packed_copies
 from backsketch.torch_private import innermost_hooks
 from cases import needs_shown_saves, within_five_standard_errors
-from small import llama
+from small import llama, roberta
 from test_peft import Int8Linear
 
 pytestmark = needs_shown_saves
@@ -839,6 +839,23 @@ def test_hooks_that_change_the_gradient():
     model, x = network(), batch()
     exact = run(model, x)
     assert is_close(run(rest(model, EIGHT), x), exact)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_padded_tokens_get_no_gradient(attention, dropout):
+    """A single masked probability among 128 is zero in backward too; else a warning would say that rows are missing."""
+    model, inputs = roberta(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    model.set_attn_implementation(attention)
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[0, -1:] = mask[1, 20:] = 0
+    found = []
+    for name, layer in model.named_modules():
+        if name.endswith(("key", "value", "intermediate.dense")):
+            layer.register_forward_hook(lambda module, args, out: out.register_hook(found.append) and None)
+    sketch_(model.train(), rest=RestConfig(min_elements=64))(**inputs, attention_mask=mask).loss.backward()
+    assert len(found) == 6
+    assert not any(gradient[mask == 0].any() for gradient in found)
 
 
 def test_a_mask_that_many_operations_save_is_kept_once():

@@ -171,7 +171,8 @@ struct Grid {
     }
 };
 
-bool gains_by_zeros(int others, int size, int levels) {
+bool keeps_zeros(int others, int size, int levels) {
+    if (levels >= 15) return others < size;
     return int64_t(others) * levels * levels < int64_t(size) * (levels - 1) * (levels - 1);
 }
 
@@ -338,7 +339,7 @@ Grid grid_of(const Value* x, const float* mean, int levels, Floats* rotated) {
         for (int q = 0; q < VECTORS; ++q) others -= v[q] != 0;
         int count = 0;
         for (int i = 0; i < LANES; ++i) count += others[i];
-        zeros = gains_by_zeros(count, GROUP, levels);
+        zeros = keeps_zeros(count, GROUP, levels);
     }
     return Grid(smallest, largest, levels, zeros);
 }
@@ -401,7 +402,7 @@ void pack_short(const Value* x, const float* mean, int size, const Format& forma
         nan |= v[i] != v[i];
     }
     if (nan) smallest = std::numeric_limits<float>::quiet_NaN();
-    bool zeros = !format.rotated && smallest == 0 && gains_by_zeros(others, size, format.levels());
+    bool zeros = !format.rotated && smallest == 0 && keeps_zeros(others, size, format.levels());
     Grid grid(smallest, largest, format.levels(), zeros);
     grid.write(ranges);
     uint8_t codes[GROUP];

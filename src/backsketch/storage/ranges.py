@@ -59,12 +59,17 @@ class Grid:
 
 
 def _groups_with_zeros(values: Tensor, least: Tensor, levels: int) -> Tensor | None:
-    """Tell which groups gain by an exact zero: it takes one of their levels, and no zero gets noise. (..., 1)."""
+    """Tell which groups keep zeros exactly: that takes one of their levels, and no zero gets noise. (..., 1).
+
+    In 8 and 4 bits every zero stays, though a level costs up to 1% and 15% of noise: a probability that a mask made
+    zero must not give a padded token a gradient. In fewer bits the group must gain by it.
+    """
     begin_at_zero = least == 0
     if not _any(begin_at_zero):
         return None
+    size = values.shape[-1]
     others = (values != 0).sum(-1, keepdim=True)
-    return begin_at_zero & (others * levels**2 < values.shape[-1] * (levels - 1) ** 2)
+    return begin_at_zero & (others < size if levels >= 15 else others * levels**2 < size * (levels - 1) ** 2)
 
 
 def _any(flags: Tensor) -> bool:

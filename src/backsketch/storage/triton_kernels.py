@@ -148,7 +148,10 @@ def _pack_group(
     share = tl.full((ROWS,), (1 + 2.0**-20) / levels, tl.float32)
     if not ROTATED:
         others = tl.sum(tl.sum((valid & (values != 0)).to(tl.int32), 0), 1)
-        zeros = (least == 0) & (others * levels**2 < SIZE * (levels - 1) ** 2)
+        if BITS >= 4:
+            zeros = (least == 0) & (others < SIZE)
+        else:
+            zeros = (least == 0) & (others * levels**2 < SIZE * (levels - 1) ** 2)
         steps = tl.where(zeros, levels - 1.0, steps)
         share = tl.where(zeros, (1 + 2.0**-20) / (levels - 1), share)
     step = 0.0 - down(0.0 - (largest - least) * share)
