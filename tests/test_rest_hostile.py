@@ -3,13 +3,17 @@
 import math
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from backsketch import RestConfig, saved_memory
+from backsketch import RestConfig, saved_memory, sketch_, unsketch_
 from backsketch.rest.packing_mode import packing
 from backsketch.rest.saving import observe_saving
+from backsketch.storage.packed_tensor import PackedMemory
+from cases import within_five_standard_errors
 
 ALL_8_BITS = RestConfig(pointwise=8, product=8, min_elements=1)
 
@@ -135,3 +139,108 @@ def test_a_tensor_times_itself_is_kept_as_its_square_is(function):
     (exact,) = gradients(lambda x: function(x).sum(), x)
     (packed,) = gradients(lambda x: function(x).sum(), x, config)
     assert (exact - packed).square().sum() <= 1e-2 * exact.square().sum()
+
+
+# Memory, layouts and types that rounding must not misread
+
+
+@pytest.mark.parametrize("keeps", ["retain_graph", "a graph that lives on"])
+def test_memory_that_numpy_overwrites_has_no_stale_copy(keeps):
+    buffer = np.random.default_rng(0).standard_normal((8, 3, 16, 16)).astype("f")
+    x = torch.from_numpy(buffer)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    sketch_(model, rest=RestConfig(product=8, min_elements=64))
+    watched = model(x).mean()
+    if keeps == "retain_graph":
+        watched.backward(retain_graph=True)
+        model.zero_grad()
+    buffer[:] = 3 * buffer[::-1] + 1
+    model(x).square().mean().backward()
+    found = model[0].weight.grad.clone()
+    model.zero_grad()
+    unsketch_(model)(x).square().mean().backward()
+    assert (found - model[0].weight.grad).square().sum() < 1e-3 * found.square().sum()
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_channels_that_come_last_are_read_as_such(batch):
+    """Batch norm takes the layout from all strides, also from those of dimensions of size 1."""
+    x = torch.randn(batch, 8, 14, 14).to(memory_format=torch.channels_last).requires_grad_()
+    model = nn.Sequential(nn.BatchNorm2d(8), nn.GELU()).to(memory_format=torch.channels_last)
+    grad_out = torch.randn(batch, 8, 14, 14)
+    (exact,) = torch.autograd.grad(model(x), x, grad_out)
+    sketch_(model, rest=RestConfig(pointwise=8, min_elements=64))
+    (found,) = torch.autograd.grad(model(x), x, grad_out)
+    assert (found - exact).square().sum() < 1e-3 * exact.square().sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_norm_without_eps_takes_that_of_torch(dtype):
+    x = (torch.randn(32, 64) * 0.01).to(dtype).requires_grad_()
+    model = nn.Sequential(nn.RMSNorm(64, elementwise_affine=False))
+    grad_out = torch.randn(32, 64).to(dtype)
+    (exact,) = torch.autograd.grad(model(x), x, grad_out)
+    sketch_(model, rest=RestConfig(norm=4, min_elements=64))
+    draws = [torch.autograd.grad(model(x), x, grad_out)[0].double() for _ in range(20)]
+    error = torch.stack(draws).mean(0) - exact.double()
+    assert error.square().sum() < 0.01 * exact.double().square().sum()
+
+
+def test_the_largest_numbers_of_fp16_stay_finite():
+    x = torch.full((4, 128), 65504.0, dtype=torch.float16)
+    x[::2] *= -1
+    x[:, ::3] = 65000.0
+    packed = PackedMemory.of(x, 4, False, 7)
+    assert packed.values().isfinite().all()
+    assert PackedMemory.of(torch.full_like(x, torch.inf), 4, False, 7).values().isnan().all()
+
+
+class Contracts(nn.Module):
+    """Multiplies a product of its input and a weight by itself in one operation."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.weight = function, nn.Parameter(torch.rand(16) + 0.5)
+
+    def forward(self, x):
+        return self.function(x * self.weight)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.linear(x, x.T @ x / 16),
+        lambda x: torch.einsum("bi,bi,bi->b", x, x, x),
+        lambda x: torch.einsum("bi,bi,bi->b", [x, x, x]),
+        lambda x: torch.mul(input=x * x, other=x),
+        lambda x: F.bilinear(x, x, torch.ones(2, 16, 16) / 16),
+    ],
+    ids=["a weight made of the input", "einsum", "einsum of a list", "by name", "bilinear"],
+)
+def test_one_tensor_multiplied_twice_by_one_operation_is_unbiased(function):
+    torch.manual_seed(0)
+    model, x = Contracts(function), torch.rand(32, 16) + 0.2
+    out = model(x)
+    (exact,) = torch.autograd.grad(out.sum(), model.weight)
+    sketch_(model, rest=RestConfig(product=2, norm=None, min_elements=64))
+    draws = torch.stack([torch.autograd.grad(model(x).sum(), model.weight)[0] for _ in range(300)]).double()
+    assert within_five_standard_errors(draws @ exact.double() / exact.double().square().sum(), 1)
+
+
+def test_parts_of_a_parameter_stay_as_they_are():
+    class Parts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stacked, self.joined = nn.Parameter(torch.randn(2, 32, 32)), nn.Parameter(torch.randn(32, 96))
+
+        def forward(self, x):
+            for weight in (*self.stacked.unbind(0), *self.joined.chunk(3, 1), *self.joined.split([32, 64], 1)[:1]):
+                x = x @ weight
+            return x
+
+    seen = []
+    model = sketch_(Parts(), rest=RestConfig(min_elements=64))
+    with observe_saving(lambda family, tensor, kept: seen.append((tensor.shape, kept))):
+        model(torch.randn(100, 32, requires_grad=True))
+    assert all(kept is None for shape, kept in seen if tuple(shape) == (32, 32))
+    assert any(kept is not None for _, kept in seen)

@@ -123,8 +123,8 @@ def producer_of(tensor: Tensor) -> Any:
 VIEWS_AND_CASTS = frozenset(
     f"{name}Backward{version}"
     for name in (
-        *("Alias", "AsStrided", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Squeeze", "T", "ToCopy"),
-        *("Transpose", "Unsqueeze", "UnsafeView", "View"),
+        *("Alias", "AsStrided", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Split", "SplitWithSizes"),
+        *("Squeeze", "T", "ToCopy", "Transpose", "Unbind", "Unsqueeze", "UnsafeView", "View"),
     )
     for version in range(3)
 )

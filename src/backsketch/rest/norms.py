@@ -45,10 +45,13 @@ class NormOverLast(Rule):
         x, bits = call.argument(0, "input"), call.step.config.norm
         if bits is None or bits >= PRECISE or not call.covers(x) or torch.is_autocast_enabled(x.device.type):
             return Norm()(call)
+        eps = call.argument(4, "eps", 1e-5) if self.centers else call.argument(3, "eps")
+        if eps is None:
+            if x.itemsize < 4:
+                return Norm()(call)  # versions of torch differ in what they take for it in half precision
+            eps = torch.finfo(x.dtype).eps
         shape, weight = call.argument(1, "normalized_shape"), call.argument(2, "weight")
         bias = call.argument(3, "bias") if self.centers else None
-        eps = call.argument(4, "eps", 1e-5) if self.centers else call.argument(3, "eps")
-        eps = torch.finfo(x.dtype).eps if eps is None else eps
         arguments = (x, weight, bias, call.as_it_is, len(shape), eps, self.centers, call.step)
         return call.replaced_by(_Corrected.apply, *arguments)
 

@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from ..linear.checkpointing import inside_checkpoint
+from ..storage.packed_copies import begin_or_end_pass
 from ..torch_private import (
     call_checkpoint_savers_by,
     innermost_hooks,
@@ -54,6 +55,8 @@ class packing:  # noqa: N801 (a context manager, used as a verb)
         with ExitStack() as stack:
             stack.callback(setattr, _of_thread, "step", None)
             _of_thread.step = step
+            stack.callback(begin_or_end_pass)
+            begin_or_end_pass()
             stack.enter_context(saved_tensors_hooks(step.pack, step.unpack))
             stack.enter_context(_Operations(step))
             self._stack = stack.pop_all()

@@ -26,7 +26,7 @@ class RestConfig:
         attention: q, k and softmax. Backward is not linear in them, so rounding adds a bias; 8 bits are as precise as
             bf16.
         norm: the inputs of norms, which are not linear either.
-        other: whatever the other operations save that packing knows.
+        other: whatever the other operations save that packing knows. Below 8 bits it adds a bias.
         checkpoint: the inputs that activation checkpointing keeps.
         min_elements: a tensor with fewer values stays as it is.
     """

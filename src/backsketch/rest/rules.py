@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..storage.packed_copies import packed_copy
+from ..torch_private import tree_leaves
 from .origins import is_weight, may_depend_on, origin, same_memory
 from .packed_flags import PackedFlags
 from .saving import Keep, Kept, SavingStep, is_plain
@@ -36,6 +37,10 @@ class Call:
     def options(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return all arguments but the first, which may be given as ``input``."""
         return self.args[1:], {name: value for name, value in self.kwargs.items() if name != "input"}
+
+    def operands(self) -> list[Tensor]:
+        """List the tensors among the arguments, also those in lists."""
+        return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
 
     def covers(self, x: Any) -> bool:
         """Tell whether ``x`` is an activation that is large enough to be kept in few bits."""
@@ -79,27 +84,27 @@ class FewBits(Rule):
 
     def __call__(self, call: Call) -> Any:
         bits = getattr(call.step.config, self.family)
-        operands = call.args if self.elementwise else ()
-        largest = max((each.numel() for each in operands if isinstance(each, Tensor)), default=0)
+        largest = max((each.numel() for each in call.operands()), default=0) if self.elementwise else 0
 
         def keep(tensor: Tensor) -> Kept | None:
             if tensor.dtype == torch.bool:
                 return PackedFlags.of_mask(tensor)
             if not is_activation(tensor) or tensor.numel() * _BROADCAST <= largest:
                 return None
-            return call.step.few_bits(tensor, bits, shared=not _twice_on_a_path(tensor, bits, call.args))
+            return call.step.few_bits(tensor, bits, shared=not _twice_on_a_path(tensor, bits, call.operands()))
 
         return call.keeping(self.family, keep)
 
 
-def _twice_on_a_path(tensor: Tensor, bits: int | None, operands: tuple[Any, ...]) -> bool:
-    """Tell whether backward may multiply by a copy of ``tensor`` that is there already, and by what is kept now."""
+def _twice_on_a_path(tensor: Tensor, bits: int | None, operands: list[Tensor]) -> bool:
+    """Tell whether backward may multiply by a copy of ``tensor`` that is there already, and by what is kept now.
+
+    It does for an operand that was computed from ``tensor``, and in a product of three operands, two of them the same.
+    """
     if bits is None or (copy := packed_copy(tensor, bits)) is None or copy.memory.bits >= PRECISE:
         return False
-    others = (
-        each for each in operands if isinstance(each, Tensor) and not (is_plain(each) and same_memory(each, tensor))
-    )
-    return may_depend_on(others, tensor)
+    others = [each for each in operands if not (is_plain(each) and same_memory(each, tensor))]
+    return (len(operands) > 2 and len(operands) - len(others) > 1) or may_depend_on(others, tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,9 @@ class InputOfWeight(Rule):
         def keep(tensor: Tensor) -> Kept | None:
             if origin(tensor) is not source or is_weight(tensor) or not tensor.is_floating_point():
                 return None
-            return call.step.few_bits(tensor, call.step.config.product, rotated=True)
+            bits = call.step.config.product
+            alone = _twice_on_a_path(tensor, bits, call.operands())
+            return call.step.few_bits(tensor, bits, rotated=True, shared=not alone)
 
         return call.keeping("product", keep)
 

@@ -55,12 +55,16 @@ def in_whole_groups(rows: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def dense_view(values: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> Tensor:
-    """Lay values out, without gaps, in the order in which ``strides`` had them in memory: (values,) -> shape."""
+    """Lay values out, without gaps, in the order in which ``strides`` had them in memory: (values,) -> shape.
+
+    Dimensions of size 1 have their place in the order too: kernels read from it whether channels come last.
+    """
     dense = [0] * len(shape)
     step = 1
-    for dimension, _, size in reversed(_in_memory_order(shape, strides)):
-        dense[dimension] = step
-        step *= size
+    for dimension in reversed(sorted(range(len(shape)), key=lambda each: -strides[each])):
+        if shape[dimension] == 1 or strides[dimension] > 0:  # others are expanded
+            dense[dimension] = step
+            step *= shape[dimension]
     return values.as_strided(shape, dense)
 
 

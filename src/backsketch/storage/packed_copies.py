@@ -2,6 +2,9 @@
 
 A memo of each thread maps memory to its copies. It holds weak references only: a copy lives as long as autograd needs
 it for some operation.
+
+Code outside PyTorch may overwrite memory that no operation of autograd made, such as a buffer for batches, and no
+version tells of it. A copy of such memory serves only until the forward pass in which it was made ends.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from ..torch_private import memory_id, version_of
+from ..torch_private import memory_id, producer_of, version_of
 from .memory_rows import MemoryRows
 from .packed_tensor import PackedMemory, PackedTensor
 
@@ -21,6 +24,7 @@ from .packed_tensor import PackedMemory, PackedTensor
 class _Memo(threading.local):
     def __init__(self) -> None:
         self.copies: dict[Hashable, _Copies] = {}
+        self.passes = 0
 
 
 class _Copies:
@@ -65,6 +69,12 @@ def remember_copy(tensor: Tensor, rows: MemoryRows, memory: PackedMemory) -> Non
     entry.packed.append(weakref.ref(memory, forget))
 
 
+def begin_or_end_pass() -> None:
+    """Take note that a forward pass begins or ends in this thread."""
+    _memo.passes += 1
+
+
 def _key(tensor: Tensor, rows: MemoryRows) -> Hashable:
     """Return a key that is equal only for views of the same values; valid as long as their storage lives."""
-    return memory_id(tensor), tensor.storage_offset(), rows, tensor.dtype, tensor.is_neg(), version_of(tensor)
+    told = version_of(tensor), _memo.passes if producer_of(tensor) is None else None
+    return memory_id(tensor), tensor.storage_offset(), rows, tensor.dtype, tensor.is_neg(), told

@@ -46,7 +46,11 @@ class PackedMemory:
         """Return the values in their order in memory: (values,)."""
         codes, ranges, *left_over = self.tensors
         stored = StoredRows(codes, ranges, self.bits, self.rotated, self.features, self.seed)
-        whole = read(stored, slice(None), self.dtype).view(-1)
+        if self.dtype == torch.float16:  # rounding may carry the largest values beyond what the type holds
+            most = torch.finfo(torch.float16).max / 2
+            whole = read(stored, slice(None), self.dtype, scale=0.5).clamp_(-most, most).mul_(2).view(-1)
+        else:
+            whole = read(stored, slice(None), self.dtype).view(-1)
         return torch.cat((whole, *left_over)) if left_over else whole
 
     def variances(self) -> Tensor:
