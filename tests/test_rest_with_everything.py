@@ -849,7 +849,7 @@ def test_padded_tokens_get_no_gradient(attention, dropout):
     model.set_attn_implementation(attention)
     mask = torch.ones_like(inputs["input_ids"])
     mask[0, -1:] = mask[1, 20:] = 0
-    found = []
+    found: list[Tensor] = []
     for name, layer in model.named_modules():
         if name.endswith(("key", "value", "intermediate.dense")):
             layer.register_forward_hook(lambda module, args, out: out.register_hook(found.append) and None)

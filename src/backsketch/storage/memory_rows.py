@@ -61,7 +61,8 @@ def dense_view(values: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> T
     """
     dense = [0] * len(shape)
     step = 1
-    for dimension in reversed(sorted(range(len(shape)), key=lambda each: -strides[each])):
+    outermost_first = sorted(range(len(shape)), key=lambda dimension: -strides[dimension])
+    for dimension in outermost_first[::-1]:
         if shape[dimension] == 1 or strides[dimension] > 0:  # others are expanded
             dense[dimension] = step
             step *= shape[dimension]
