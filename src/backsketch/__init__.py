@@ -9,6 +9,8 @@ from .convert.conversion import sketch_, unsketch_
 from .convert.conversion_summary import summary
 from .linear.algorithm import sketched_linear
 from .linear.layer import SketchedLinear
+from .losses.fused_models import fuse_loss_, unfuse_loss_
+from .losses.linear_cross_entropy import linear_cross_entropy
 from .masks.attention_mask import ignore_attention_mask
 from .masks.scopes import valid_rows
 from .memory.layer_cost import cost
@@ -36,7 +38,9 @@ __all__ = [
     "blocks_of",
     "checkpoint_",
     "cost",
+    "fuse_loss_",
     "ignore_attention_mask",
+    "linear_cross_entropy",
     "noise",
     "peak_memory",
     "plan",
@@ -46,6 +50,7 @@ __all__ = [
     "sketched_linear",
     "summary",
     "uncheckpoint_",
+    "unfuse_loss_",
     "unsketch_",
     "valid_rows",
 ]
