@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from . import noise
 from .config import SketchConfig
+from .convert.checkpointed_blocks import blocks_of, checkpoint_, uncheckpoint_
 from .convert.conversion import sketch_, unsketch_
 from .convert.conversion_summary import summary
 from .linear.algorithm import sketched_linear
 from .linear.layer import SketchedLinear
+from .losses.fused_models import fuse_loss_, unfuse_loss_
+from .losses.linear_cross_entropy import linear_cross_entropy
 from .masks.attention_mask import ignore_attention_mask
 from .masks.scopes import valid_rows
 from .memory.layer_cost import cost
@@ -32,8 +35,12 @@ __all__ = [
     "RestConfig",
     "SketchConfig",
     "SketchedLinear",
+    "blocks_of",
+    "checkpoint_",
     "cost",
+    "fuse_loss_",
     "ignore_attention_mask",
+    "linear_cross_entropy",
     "noise",
     "peak_memory",
     "plan",
@@ -42,6 +49,8 @@ __all__ = [
     "sketch_",
     "sketched_linear",
     "summary",
+    "uncheckpoint_",
+    "unfuse_loss_",
     "unsketch_",
     "valid_rows",
 ]

@@ -78,6 +78,23 @@ def is_fake(tensor: Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
+def backward_under_modes(loss: Tensor) -> None:
+    """Run backward of a scalar while the function modes of this thread stay on.
+
+    ``loss.backward()`` is a function like others: the innermost mode that handles it is off while it runs, so what a
+    checkpoint runs again would not pass through the mode.
+    """
+    one = torch.ones_like(loss, memory_format=torch.preserve_format)
+    torch.autograd.graph._engine_run_backward(
+        (loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
+
+
+def as_plain_tensors() -> Any:
+    """Return a context in which tensors of a subclass are treated as plain ones; torch documents it under this name."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
 # Memory
 
 
@@ -276,6 +293,16 @@ def unwrapped(tensor: Tensor) -> Tensor:
 
 
 # Modules
+
+
+def runs_inside_compile() -> bool:
+    """Tell whether torch.compile runs or traces the code around this, also where it could not trace it.
+
+    ``torch.compiler.is_compiling`` tells the latter alone.
+    """
+    from torch._C._dynamo import eval_frame
+
+    return torch.compiler.is_compiling() or eval_frame.get_eval_frame_callback() is not None
 
 
 def own_parameters(module: nn.Module) -> Iterator[Tensor]:

@@ -13,13 +13,23 @@ from torch import nn
 from ..argument_checks import check_flag
 from ..config import SketchConfig
 from ..linear.algorithm import EXACT_IN_CHECKPOINT, INPUT_IS_HELD, RAN_IN_CHECKPOINT
+from ..losses.fused_models import is_deferring_head
 from ..masks.attention_mask import follow_attention_mask, forget_attention_mask
 from ..rest.packing_modules import check_rest, switch_off, switch_on
 from ..rest.rest_config import Rest
 from ..sharded import become
 from ..torch_private import SHOWS_WHAT_IS_SAVED
+from .checkpointed_blocks import uncheckpoint_
 from .layer_classes import exact_type, is_sketched, sketched_type
-from .left_exact import NEVER_CALLED, lora_b_layers, lora_b_reason, narrow_reason, uncalled_layers, weight_of
+from .left_exact import (
+    FUSED_LOSS,
+    NEVER_CALLED,
+    lora_b_layers,
+    lora_b_reason,
+    narrow_reason,
+    uncalled_layers,
+    weight_of,
+)
 from .name_rules import NameRules
 
 if TYPE_CHECKING:
@@ -110,10 +120,10 @@ def sketch_(
 
 
 def unsketch_(model: Model) -> Model:
-    """Turn every sketched layer of ``model`` back into the class it was, in place, switch ``rest`` off and return it.
+    """Turn every sketched layer of ``model`` back into the class it was, in place, and return the model.
 
-    A layer stays sketched if its class is a subclass of a sketched one, or if its forward was replaced. A warning names
-    it.
+    ``rest`` is switched off, and ``checkpoint_`` is undone. A layer stays sketched if its class is a subclass of a
+    sketched one, or if its forward was replaced. A warning names it.
     """
     check_model(model)
     for name, module in model.named_modules():
@@ -126,6 +136,7 @@ def unsketch_(model: Model) -> Model:
                 f"unsketch_: {name or 'the model'} ({kind}) has a {own} of its own: it stays sketched", stacklevel=2
             )
     switch_off(model)
+    uncheckpoint_(model)
     forget_attention_mask(model)
     return model
 
@@ -170,6 +181,8 @@ def _decide(model: nn.Module, rules: NameRules, where: Where | None) -> dict[str
             return Decision(reason=reason or "no pattern matches its name", stays=reason is None)
         if module in uncalled:
             reason = NEVER_CALLED
+        elif is_deferring_head(module):
+            reason = FUSED_LOSS
         elif _has_own_forward(module) and exact_type(module) is None:
             reason = "its forward was replaced, as accelerate's hooks do: convert it before that"
         elif module in lora_b:
