@@ -147,6 +147,7 @@ def test_wrong_arguments_are_refused_in_words():
 
 
 @pytest.mark.filterwarnings("ignore:.*The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch.compile itself
 def test_compiled_code_may_call_it():
     hidden, weight = torch.randn(40, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
     target = torch.randint(50, (40,))
@@ -529,6 +530,6 @@ def test_smollm2_with_its_weights():
     fused, gradients = step(fuse_loss_(model), batch)
     assert fused.logits is None
     assert relative(fused.loss, plain.loss) <= RELATIVE
-    # As one vector: in fp32 the parts of single norms far below the head differ by more between two orders of sums.
+    # As one vector: in fp32 the gradients of single norms, thirty blocks below the head, differ by up to 2.3e-5.
     whole = [torch.cat([each.flatten() for each in found.values()]) for found in (gradients, expected)]
     assert relative(*whole) <= RELATIVE
