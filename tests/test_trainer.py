@@ -24,9 +24,11 @@ from transformers import (
 )
 
 from backsketch import RestConfig, SketchConfig, saved_memory, sketch_, summary
+from backsketch.convert.checkpointed_blocks import present_blocks
 from backsketch.convert.converted_state import ConvertedState
 from backsketch.integrations.session import Session
 from backsketch.integrations.transformers import SketchCallback
+from backsketch.planning.total_plan import TotalPlan
 from backsketch.rest import packing_modules
 from backsketch.rest.packing_modules import rest_of
 from training import STEPS, Sentences, make_model, make_trainer, train
@@ -255,6 +257,45 @@ def test_a_resumed_run_takes_the_plan_of_its_checkpoint(tmp_path):
     resumed = SketchCallback(budget="40%")
     train(tmp_path, resumed, resume=True)
     assert resumed.planned == planned
+
+
+class Blocks(TrainerCallback):
+    """Take note of the blocks that are checkpointed while training."""
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        self.seen = present_blocks(model)
+
+
+def test_a_peak_is_planned_with_the_optimizer_saved_and_resumed(tmp_path):
+    trainer = train(tmp_path, SketchCallback(peak="97%"), others=[Watch(stop=STEPS // 2)])
+    path = tmp_path / f"checkpoint-{STEPS // 2}" / "trainer_state.json"
+    state = json.loads(path.read_text())
+    written = state["stateful_callbacks"]["backsketch/total_plan"]
+    planned = TotalPlan.from_json(written)
+    assert planned.before is not None
+    assert planned.after <= planned.limit < planned.before
+    assert planned.before > 4 * sum(each.nbytes for each in trainer.model.parameters())  # with gradients and two means
+    written["blocks"] = ["bert.encoder.layer.1"]
+    path.write_text(json.dumps(state))
+    resumed, blocks = SketchCallback(peak="97%"), Blocks()
+    trainer = train(tmp_path, resumed, others=[blocks], resume=True)
+    assert resumed.planned == written
+    assert blocks.seen == ("bert.encoder.layer.1",)
+    assert present_blocks(trainer.model) == ()
+
+
+def test_arguments_of_a_peak(tmp_path):
+    for wrong, message in (
+        ({"peak": "50%", "budget": "50%"}, "give budget or peak, not both"),
+        ({"peak": "50%", "rest": True}, "rest must be None where peak is given"),
+        ({"peak": "much"}, "peak must be a share"),
+        ({"peak": "50%", "optimizer": "lion"}, "optimizer must be one of adamw, adamw8bit, sgd, got 'lion'"),
+        ({"peak": "50%", "config": {"*": CONFIG}}, "single SketchConfig when peak"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SketchCallback(**wrong)
+    with pytest.raises(ValueError, match="the states of Adafactor are not known"):
+        train(tmp_path, SketchCallback(peak="97%"), optim="adafactor")
 
 
 def test_a_trainer_that_restores_callbacks_keeps_the_one_it_was_given(tmp_path):

@@ -21,6 +21,7 @@ from .memory.saved import saved_memory
 from .monitor.noise_monitor import NoiseMonitor
 from .planning.plan_result import Plan, PlanError
 from .planning.planner import plan
+from .planning.total_plan import TotalPlan
 from .rest.rest_config import RestConfig
 from .sketches import SKETCHES
 
@@ -35,6 +36,7 @@ __all__ = [
     "RestConfig",
     "SketchConfig",
     "SketchedLinear",
+    "TotalPlan",
     "blocks_of",
     "checkpoint_",
     "cost",

@@ -19,7 +19,7 @@ from ..convert.conversion import configs_for
 from ..memory.profile_result import Profile
 from ..memory.profiling import profile as profile_step
 from ..planning.budget import as_budget
-from ..planning.planner import RATIOS
+from ..planning.layer_points import RATIOS
 from .optimizers import OPTIMIZERS
 from .options import (
     SKETCH,

@@ -19,7 +19,7 @@ from ..rest.packing_modules import check_rest, switch_off, switch_on
 from ..rest.rest_config import Rest
 from ..sharded import become
 from ..torch_private import SHOWS_WHAT_IS_SAVED
-from .checkpointed_blocks import uncheckpoint_
+from .checkpointed_blocks import checkpoint_, uncheckpoint_
 from .layer_classes import exact_type, is_sketched, sketched_type
 from .left_exact import (
     FUSED_LOSS,
@@ -73,7 +73,8 @@ def sketch_(
             whole name ("encoder.*.query") or a compiled regular expression that must match all of it. The first match
             wins; None makes a layer exact, and one without a match stays as it is. By default
             ``SketchConfig.recommended()`` for the type of each layer's weight. PEFT's lora_B is converted only where a
-            pattern says so.
+            pattern says so. The plan of a whole step, from ``plan(peak=...)`` or ``plan(kept=...)``, also says what
+            ``rest`` is and which blocks are checkpointed.
         where: called with a layer's name and the layer; False leaves it as it is.
         profile: the result of ``backsketch.profile``. Layers for which a sketch saves nothing are then left exact, and
             a warning names layers that read one input but would keep more than one sketch of it.
@@ -89,12 +90,20 @@ def sketch_(
     check_model(model)
     check_choice(config, where)
     check_flag("checkpointed", checkpointed)
+    blocks: tuple[str, ...] | None = getattr(config, "blocks", None)  # which only the plan of a whole step has
+    if blocks is not None:
+        if rest is not None:
+            raise ValueError(f"rest must be None with the plan of a whole step, which has its own, got {rest!r}")
+        rest = config.rest  # type: ignore[union-attr]
     everything_else = check_rest(rest)
     if not checkpointed and not SHOWS_WHAT_IS_SAVED:
         raise RuntimeError(f"checkpointed=False needs torch 2.8 or newer, got {torch.__version__}")
     rules = NameRules(config)
     modules, decided = dict(model.named_modules()), _decide(model, rules, where)  # before any layer is changed
     unpaid = {} if profile is None else _consult(profile, chosen_configs(decided))
+    if blocks is not None:
+        switch_off(model)
+        checkpoint_(uncheckpoint_(model), blocks)
     converted = False
     for name, decision in decided.items():
         module, reason = modules[name], unpaid.get(name, decision.reason)
@@ -114,7 +123,7 @@ def sketch_(
     packs = everything_else is not None and switch_on(model, everything_else)
     if everything_else is not None and not packs:
         warnings.warn("sketch_: rest has no effect: only linear layers of the model have a forward", stacklevel=2)
-    if not converted and not packs:
+    if not converted and not packs and blocks is None:
         warnings.warn("sketch_ converted no layer; print(backsketch.summary(model)) tells why", stacklevel=2)
     return model
 

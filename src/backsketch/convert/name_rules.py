@@ -29,7 +29,7 @@ class NameRules:
             hint = "; give a profile as profile=" if hasattr(configs, "unpaid") else ""
             given = repr(configs) if isinstance(configs, (str, int, float)) else type(configs).__name__
             raise TypeError(f"config must be a SketchConfig or a mapping from pattern to config, got {given}{hint}")
-        if not configs:
+        if not configs and not hasattr(configs, "blocks"):  # the plan of a model without linear layers may be empty
             raise ValueError("config must have at least one pattern, got an empty mapping")
         for pattern, config in configs.items():
             if not isinstance(pattern, (str, re.Pattern)):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import wraps
@@ -18,13 +19,16 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from ..config import SketchConfig
 from ..convert.conversion import Configs, Where
+from ..memory.optimizer_states import OPTIMIZERS, check_optimizer
 from ..planning.budget import as_budget
 from ..planning.plan_result import PlannedConfigs
 from ..planning.planner import plan
+from ..planning.total_plan import TotalPlan
 from ..rest.rest_config import Rest
 from ..torch_private import tree_map_only
 from .session import Session, check_arguments, unwrapped
 
+_TOTAL_PLAN = "backsketch/total_plan"
 _PLAN = "backsketch/plan"  # not the callback's name, under which the Trainer would make another one from it
 _ONE_CALLBACK = "a Trainer takes one SketchCallback: a mapping as its config can say what two would"
 
@@ -44,6 +48,9 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             with ``bf16=True`` bfloat16.
         budget: as ``plan`` takes it; the layers' configs are then planned on the first batch of the training data,
             saved with every checkpoint, and taken from there when training resumes. With ``config``, that one's kind.
+        peak: as ``plan`` takes it, with the states of the Trainer's optimiser: the whole step is then planned on the
+            first batch, saved and resumed as under ``budget``. The plan says what ``rest`` is.
+        optimizer: whose states ``peak`` counts, as ``plan`` takes it; by default that of the Trainer.
         noise_every: monitor the noise of each ``noise_every``-th step. Compiled layers cannot be monitored.
         noise_by_layer: log the noise of every layer too, as ``backsketch/noise/<layer>``: as many entries as layers.
         where, checkpointed, rest: as ``sketch_`` takes them.
@@ -55,6 +62,8 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         config: Configs | None = None,
         *,
         budget: str | float | int | None = None,
+        peak: str | float | int | None = None,
+        optimizer: str | None = None,
         noise_every: int | None = None,
         noise_by_layer: bool = False,
         where: Where | None = None,
@@ -62,20 +71,30 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         rest: Rest = None,
         fused_loss: bool = False,
     ) -> None:
-        if budget is not None and not (config is None or isinstance(config, SketchConfig)):
-            raise ValueError("config must be a single SketchConfig when budget plans the others")
+        if budget is not None and peak is not None:
+            raise ValueError("give budget or peak, not both")
+        given = "budget" if budget is not None else "peak"
+        planned = budget if budget is not None else peak
+        if planned is not None and not (config is None or isinstance(config, SketchConfig)):
+            raise ValueError(f"config must be a single SketchConfig when {given} plans the others")
+        if peak is not None and rest is not None:
+            raise ValueError(f"rest must be None where peak is given, since the plan chooses it, got {rest!r}")
+        if optimizer is not None:
+            check_optimizer(optimizer)
         check_arguments(config, noise_every, where, noise_by_layer, checkpointed, rest, fused_loss)
-        if budget is not None:
-            as_budget(budget)
+        if planned is not None:
+            as_budget(planned, given)
         self.config = config
         self.budget = budget
+        self.peak = peak
+        self.optimizer = optimizer
         self.noise_every = noise_every
         self.noise_by_layer = noise_by_layer
         self.checkpointed = checkpointed
         self.rest = rest
         self.fused_loss = fused_loss
         self.where = where
-        self.planned: dict[str, dict[str, Any] | None] | None = None
+        self.planned: dict[str, Any] | None = None
         self._session: Session | None = None
         self._state: TrainerState | None = None
         self._measuring = ExitStack()
@@ -118,12 +137,15 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             )
         self._begin(state)
         model = unwrapped(kwargs["model"])
-        if self.budget is not None:
-            resumed = state.stateful_callbacks.get(_PLAN) if state.global_step else None
-            self.planned = resumed or self._plan(model, kwargs["train_dataloader"], args)
-            state.stateful_callbacks[_PLAN] = self.planned  # which every checkpoint keeps
-        self._session = Session(model, self.noise_every, noise_by_layer=self.noise_by_layer)
         autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+        if self.budget is not None or self.peak is not None:
+            name = _PLAN if self.peak is None else _TOTAL_PLAN
+            resumed = state.stateful_callbacks.get(name) if state.global_step else None
+            self.planned = resumed or self._plan(
+                model, kwargs["train_dataloader"], kwargs.get("optimizer"), args, autocast
+            )
+            state.stateful_callbacks[name] = self.planned  # which every checkpoint keeps
+        self._session = Session(model, self.noise_every, noise_by_layer=self.noise_by_layer)
         self._session.begin(
             self._configs(),
             self.where,
@@ -203,18 +225,49 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
     def _configs(self) -> Configs | None:
         if self.planned is None:
             return self.config
+        if self.peak is not None:
+            return TotalPlan.from_json(self.planned)
         return PlannedConfigs(
             {name: None if fields is None else SketchConfig(**fields) for name, fields in self.planned.items()}
         )
 
-    def _plan(self, model: nn.Module, dataloader: Any, args: TrainingArguments) -> dict[str, dict[str, Any] | None]:
-        assert self.budget is not None
-        batch = _first_batch(dataloader, args.per_device_train_batch_size, next(model.parameters()).device)
+    def _plan(
+        self,
+        model: nn.Module,
+        dataloader: Any,
+        optimizer: Any,
+        args: TrainingArguments,
+        autocast: torch.dtype | None,
+    ) -> dict[str, Any]:
+        device = next(model.parameters()).device
+        batch = _first_batch(dataloader, args.per_device_train_batch_size, device)
         config = self.config if isinstance(self.config, SketchConfig) else None
-        planned: Mapping[str, SketchConfig | None] = plan(
-            model, budget=self.budget, config=config, where=self.where, **batch
-        )
-        return {name: None if chosen is None else asdict(chosen) for name, chosen in planned.items()}
+        if self.peak is None:
+            assert self.budget is not None
+            planned = plan(model, budget=self.budget, config=config, where=self.where, **batch)
+            return {name: None if chosen is None else asdict(chosen) for name, chosen in planned.items()}
+        counted = self.optimizer or _name_of(optimizer)
+        with torch.autocast(device.type, autocast, enabled=autocast is not None):
+            total: TotalPlan = plan(model, peak=self.peak, optimizer=counted, config=config, where=self.where, **batch)
+        return total.to_json()
+
+
+def _name_of(optimizer: Any) -> str:
+    """Return the name under which ``plan`` knows the optimiser of a Trainer."""
+    inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+    if isinstance(inner, (torch.optim.AdamW, torch.optim.Adam)):
+        return "adamw"
+    if isinstance(inner, torch.optim.SGD) and not any(group["momentum"] for group in inner.param_groups):
+        return "sgd"
+    if "bitsandbytes" in sys.modules:
+        from bitsandbytes.optim import AdamW8bit
+
+        if isinstance(inner, AdamW8bit):
+            return "adamw8bit"
+    known = ", ".join(OPTIMIZERS)
+    raise ValueError(
+        f"optimizer must be given where peak is, one of {known}: the states of {type(inner).__name__} are not known"
+    )
 
 
 def _first_batch(dataloader: Any, size: int, device: torch.device) -> dict[str, Any]:

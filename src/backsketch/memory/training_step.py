@@ -26,6 +26,12 @@ def forward_to_loss(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     return value
 
 
+def backward(loss: Tensor) -> None:
+    """Run backward outside of autocast, as trainers do, also where forward ran inside."""
+    with torch.autocast(loss.device.type, enabled=False):
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
 def default_loss(output: Any) -> Tensor:
     """Return ``output.loss``, or the mean of the first float tensor of the output that has a gradient."""
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)

@@ -12,10 +12,10 @@ BINARY = {unit: 1024**power for power, unit in enumerate(("KiB", "MiB", "GiB", "
 _BYTES = {unit.lower(): size for unit, size in {"B": 1, **DECIMAL, **BINARY}.items()}
 
 
-def as_budget(budget: object) -> int | float:
-    """Return bytes as an int, a share as a float."""
+def as_budget(budget: object, name: str = "budget") -> int | float:
+    """Return bytes as an int, a share as a float; ``name`` is that of the argument."""
     wrong = (
-        'budget must be a share in (0, 1] ("50%" or 0.5), a positive number of bytes (an int) or one with a unit '
+        f'{name} must be a share in (0, 1] ("50%" or 0.5), a positive number of bytes (an int) or one with a unit '
         f'("500 MB"; {", ".join((*DECIMAL, *BINARY))} or B), got {budget!r}'
     )
     if isinstance(budget, bool) or not isinstance(budget, (str, Real)):

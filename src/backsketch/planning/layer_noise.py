@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..config import SketchConfig
 from ..linear.inputs import input_of
 from ..masks.scopes import masked_rows
+from ..memory.training_step import backward
 from ..noise.closed_forms import sketch_variance
 from ..noise.rounding import rounding_variance
 from ..numerics import as_rows, widest
@@ -55,7 +56,7 @@ def added_noise(
         for name, calls in noise.items():
             hook = model.get_submodule(name).register_forward_hook(_listen(calls, config, storages), with_kwargs=True)
             stack.callback(hook.remove)
-        forward().backward()  # type: ignore[no-untyped-call]
+        backward(forward())
     for name, calls in noise.items():
         if not all(math.isfinite(value) for call in calls for value in (call.sketching, *call.rounding.values())):
             raise PlanError(f"the batch must give finite inputs and gradients; those of layer {name} are not finite")

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...config import SketchConfig
 from ...planning.budget import as_budget
-from ...planning.planner import check_bits
+from ...planning.layer_points import check_bits
 from ...rest.packing_modules import check_rest
 from ...rest.rest_config import Rest
 from .identity import data_digest, model_digest

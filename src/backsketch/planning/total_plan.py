@@ -1,0 +1,131 @@
+"""TotalPlan: what to keep of a whole step, for a limit of everything kept or of the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ..config import SketchConfig
+from ..rest.rest_config import RestConfig
+from ..table import Table, change, readable, together
+from .plan_result import Plan, PlannedLayers
+
+_NAMES = {"kept": "all kept for backward", "peak": "peak of a step"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearbyPlan:
+    """What another plan would have: its total in bytes, its noise, how many blocks it checkpoints, and its rest."""
+
+    total: int
+    noise: float
+    blocks: int
+    rest: RestConfig | None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TotalPlan(Plan):
+    """A plan of a whole step. ``sketch_`` applies all of it; print it to see what to expect.
+
+    Attributes:
+        total: what has a limit, "kept" or "peak"; limit: its bytes.
+        before, after: the total of the exact model, None if that does not fit into memory, and under the plan.
+        rest: in how many bits everything else is kept; blocks: those that are checkpointed, of ``all_blocks``.
+        family_noise: the noise of each family of ``rest``; gradient: the squared norm of the gradient of the batch.
+        cheaper, dearer: the plans for about a tenth less and more memory, if there are any.
+    """
+
+    total: str
+    limit: int
+    before: int | None
+    after: int
+    rest: RestConfig | None
+    blocks: tuple[str, ...]
+    all_blocks: int
+    family_noise: Mapping[str, float]
+    gradient: float
+    cheaper: NearbyPlan | None
+    dearer: NearbyPlan | None
+
+    @property
+    def noise(self) -> float:
+        """Return D² under the plan: the expected squared error of all gradients together."""
+        return super().noise + sum(self.family_noise.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as dicts, lists, strings and numbers; ``from_json`` reads them."""
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+
+    @classmethod
+    def from_json(cls, written: Mapping[str, Any]) -> TotalPlan:
+        """Return the plan that ``to_json`` wrote."""
+        read = dict(written)
+        read["configs"] = {name: _config(each) for name, each in read["configs"].items()}
+        read["parts"] = tuple(
+            PlannedLayers(**(part | {"layers": tuple(part["layers"]), "config": _config(part["config"])}))
+            for part in read["parts"]
+        )
+        read["rest"] = _rest(read["rest"])
+        read["blocks"] = tuple(read["blocks"])
+        for name in ("cheaper", "dearer"):
+            if (other := read[name]) is not None:
+                read[name] = NearbyPlan(**(other | {"rest": _rest(other["rest"])}))
+        return cls(**read)
+
+    def __str__(self) -> str:
+        return "\n".join([*self._totals(), "", *self._table(), "", *self._nearby()])
+
+    def _totals(self) -> Iterator[str]:
+        before = f"does not fit -> {readable(self.after)}" if self.before is None else change(self.before, self.after)
+        yield f"{_NAMES[self.total]}: {before}, limit {readable(self.limit)}"
+        if self.total != "kept":
+            yield f"all kept for backward: {change(self.kept_before, self.kept_after)}"
+        yield f"expected noise of the gradient: {self._in_words(self.noise)}"
+        if self.rest is not None:
+            yield f"everything else that backward keeps: {self.rest.in_words()}"
+        if self.blocks:
+            yield f"checkpointed, so run twice: {len(self.blocks)} of {self.all_blocks} blocks: {together(self.blocks)}"
+
+    def _table(self) -> Iterator[str]:
+        titles = ("layers", "today", "planned", "noise", "config")
+        rows = tuple(
+            (
+                together(part.layers),
+                readable(part.bytes_before),
+                readable(part.bytes_after),
+                f"{part.noise:.3g}",
+                "exact" if part.config is None else str(part.config),
+            )
+            for part in self.parts
+        )
+        if rows:
+            yield str(Table(titles, rows, numeric=frozenset({1, 2, 3})))
+
+    def _nearby(self) -> Iterator[str]:
+        for name, plan in (("less", self.cheaper), ("more", self.dearer)):
+            if plan is None:
+                yield f"with {name} memory: no other plan"
+                continue
+            blocks = f", {plan.blocks} of {self.all_blocks} blocks checkpointed" if plan.blocks else ""
+            rest = "" if plan.rest is None else f"; {plan.rest.in_words()}"
+            yield f"with {name} memory: {readable(plan.total)}, noise {self._in_words(plan.noise)}{blocks}{rest}"
+
+    def _in_words(self, noise: float) -> str:
+        return f"{noise:.3g}" + (f", {noise / self.gradient:.2g} of its square" if self.gradient else "")
+
+
+def _config(written: dict[str, Any] | None) -> SketchConfig | None:
+    return None if written is None else SketchConfig(**written)
+
+
+def _rest(written: dict[str, Any] | None) -> RestConfig | None:
+    return None if written is None else RestConfig(**written)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (SketchConfig, RestConfig, PlannedLayers, NearbyPlan)):
+        return {name: _plain(each) for name, each in asdict(value).items()}
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value
