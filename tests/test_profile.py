@@ -436,6 +436,18 @@ def test_on_meta_attention_and_dropout_are_those_of_an_accelerator():
     assert found.kept_before - without.kept_before == masks + head
 
 
+def test_on_meta_a_checkpoint_runs_again_by_the_same_kernels():
+    model, batch = undropped(llama)
+    model.config.num_key_value_heads = 2  # without fused kernels attention repeats them, and saves more tensors
+    model = type(model)(model.config)
+    found = []
+    for each in (model, on_meta(model)):
+        each.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        one = profile(each, **batch)
+        found.append((one.kept_before, one.kept_after))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("config", [SketchConfig(ratio=0.5), SketchConfig(kind="hash", ratio=0.5, center=True)])
 def test_on_meta_a_mask_is_counted_too(config):
     x, mask = torch.randn(8, 6, requires_grad=True), torch.arange(8) % 3 != 0

@@ -78,6 +78,18 @@ def is_fake(tensor: Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
+def backward_under_modes(loss: Tensor) -> None:
+    """Run backward of a scalar while the function modes of this thread stay on.
+
+    ``loss.backward()`` is a function like others: the innermost mode that handles it is off while it runs, so what a
+    checkpoint runs again would not pass through the mode.
+    """
+    one = torch.ones_like(loss, memory_format=torch.preserve_format)
+    torch.autograd.graph._engine_run_backward(
+        (loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
+
+
 # Memory
 
 

@@ -16,12 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..torch_private import backward_under_modes
+
 
 class meta_step(TorchFunctionMode):  # noqa: N801 (a context manager, used as a verb)
     """Inside the block, use fused kernels for meta tensors, and answer questions about their values."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is Tensor.backward and len(args) == 1 and not any(kwargs.values()):
+            with self:  # a checkpoint runs its region again in backward, by the same kernels
+                return backward_under_modes(args[0])
         if args and isinstance(args[0], Tensor) and args[0].is_meta:
             if func in _ANSWERS and len(args) == 1 and not kwargs:
                 return torch.tensor(_ANSWERS[func])
