@@ -26,6 +26,7 @@ ORDER = [
     {"monitor"},
     {"plots"},
     {"planning"},
+    {"fitting"},
     {"integrations"},
     {"programs"},
     {"cli"},
