@@ -19,6 +19,7 @@ ORDER = [
     {"config"},
     {"masks"},
     {"linear"},
+    {"changed_forward"},
     {"rest"},
     {"convert"},
     {"noise"},

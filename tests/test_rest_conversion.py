@@ -31,10 +31,11 @@ from backsketch import (
     summary,
     unsketch_,
 )
+from backsketch.changed_forward import changed_class
 from backsketch.convert.converted_state import ConvertedState
 from backsketch.masks.attention_mask import _HANDLES
 from backsketch.rest import packing_modules
-from backsketch.rest.packing_modules import packing_class, rest_of, switch_off, switch_on
+from backsketch.rest.packing_modules import rest_of, switch_off, switch_on
 from cases import needs_shown_saves
 from recorded_packing import recorded_packing
 
@@ -213,7 +214,7 @@ class Outer:
 
 @pytest.mark.parametrize("own", [Block, Outer.Inner, nn.Sequential, nn.MultiheadAttention])
 def test_a_class_looks_like_its_own(own):
-    kind = packing_class(own)
+    kind = changed_class(own)
     assert kind is not own
     assert issubclass(kind, own)
     for name in ("__name__", "__qualname__", "__module__", "__doc__"):
@@ -224,7 +225,7 @@ def test_a_class_looks_like_its_own(own):
 def test_a_class_is_made_once_and_its_instances_look_like_ever():
     model = on(Network())
     block = model.blocks[0]
-    assert type(block) is type(model.blocks[1]) is packing_class(Block)
+    assert type(block) is type(model.blocks[1]) is changed_class(Block)
     assert inspect.signature(block.forward) == inspect.signature(Block().forward)
     assert (block.forward.__name__, block.forward.__doc__) == ("forward", Block.forward.__doc__)
     assert repr(model) == repr(sketch_(Network(), {"*": None}, rest=True)) == repr(unsketch_(model))

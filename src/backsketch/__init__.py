@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import noise
 from .config import SketchConfig
+from .convert.checkpointed_blocks import blocks_of, checkpoint_, uncheckpoint_
 from .convert.conversion import sketch_, unsketch_
 from .convert.conversion_summary import summary
 from .linear.algorithm import sketched_linear
@@ -32,6 +33,8 @@ __all__ = [
     "RestConfig",
     "SketchConfig",
     "SketchedLinear",
+    "blocks_of",
+    "checkpoint_",
     "cost",
     "ignore_attention_mask",
     "noise",
@@ -42,6 +45,7 @@ __all__ = [
     "sketch_",
     "sketched_linear",
     "summary",
+    "uncheckpoint_",
     "unsketch_",
     "valid_rows",
 ]

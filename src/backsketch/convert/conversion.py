@@ -18,6 +18,7 @@ from ..rest.packing_modules import check_rest, switch_off, switch_on
 from ..rest.rest_config import Rest
 from ..sharded import become
 from ..torch_private import SHOWS_WHAT_IS_SAVED
+from .checkpointed_blocks import uncheckpoint_
 from .layer_classes import exact_type, is_sketched, sketched_type
 from .left_exact import NEVER_CALLED, lora_b_layers, lora_b_reason, narrow_reason, uncalled_layers, weight_of
 from .name_rules import NameRules
@@ -110,10 +111,10 @@ def sketch_(
 
 
 def unsketch_(model: Model) -> Model:
-    """Turn every sketched layer of ``model`` back into the class it was, in place, switch ``rest`` off and return it.
+    """Turn every sketched layer of ``model`` back into the class it was, in place, and return the model.
 
-    A layer stays sketched if its class is a subclass of a sketched one, or if its forward was replaced. A warning names
-    it.
+    ``rest`` is switched off, and ``checkpoint_`` is undone. A layer stays sketched if its class is a subclass of a
+    sketched one, or if its forward was replaced. A warning names it.
     """
     check_model(model)
     for name, module in model.named_modules():
@@ -126,6 +127,7 @@ def unsketch_(model: Model) -> Model:
                 f"unsketch_: {name or 'the model'} ({kind}) has a {own} of its own: it stays sketched", stacklevel=2
             )
     switch_off(model)
+    uncheckpoint_(model)
     forget_attention_mask(model)
     return model
 

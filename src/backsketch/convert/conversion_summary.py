@@ -11,7 +11,8 @@ from torch.nn.parameter import UninitializedParameter
 from ..linear.algorithm import EXACT_IN_CHECKPOINT, INPUT_IS_HELD, RAN_IN_CHECKPOINT
 from ..rest.packing_modules import rest_of
 from ..rest.rest_config import RestConfig
-from ..table import Table
+from ..table import Table, together
+from .checkpointed_blocks import present_blocks
 from .conversion import check_model
 from .layer_classes import is_sketched
 from .left_exact import FROZEN
@@ -43,6 +44,7 @@ class Summary:
         reached, embeddings: the shares of them in sketched layers, and in embeddings, which keep only indices.
         unreached: the weights of two or more dimensions in no sketched layer, the largest first.
         rest: in how many bits everything else is kept that backward needs; None if it is kept as it is.
+        blocks: the blocks that ``checkpoint_`` lets run under activation checkpointing.
     """
 
     layers: tuple[LayerReport, ...]
@@ -51,6 +53,7 @@ class Summary:
     embeddings: float
     unreached: tuple[Unreached, ...]
     rest: RestConfig | None = None
+    blocks: tuple[str, ...] = ()
 
     @property
     def sketched(self) -> tuple[LayerReport, ...]:
@@ -107,6 +110,8 @@ class Summary:
             yield f"everything else that backward keeps: {self.rest.in_words()}"
         elif self.trained:
             yield "everything else that backward keeps is kept as it is: sketch_(model, rest=True)"
+        if self.blocks:
+            yield f"under activation checkpointing: {together(self.blocks)}"
 
 
 def summary(model: nn.Module) -> Summary:
@@ -116,7 +121,9 @@ def summary(model: nn.Module) -> Summary:
     reports = (_report(name, module, module in checkpointed) for name, module in model.named_modules())
     found = reach(model)
     layers = tuple(report for report in reports if report is not None)
-    return Summary(layers, found.trained, found.reached, found.embeddings, found.unreached, rest_of(model))
+    return Summary(
+        layers, found.trained, found.reached, found.embeddings, found.unreached, rest_of(model), present_blocks(model)
+    )
 
 
 def _report(name: str, module: nn.Module, checkpointed: bool) -> LayerReport | None:
@@ -131,9 +138,10 @@ def _report(name: str, module: nn.Module, checkpointed: bool) -> LayerReport | N
 
 
 def _checkpointed_modules(model: nn.Module) -> set[nn.Module]:
-    """Return the modules inside of those for which transformers has switched gradient checkpointing on."""
-    switched_on = (module for module in model.modules() if getattr(module, "gradient_checkpointing", False) is True)
-    return {inner for module in switched_on for inner in module.modules()}
+    """Return the modules inside of those that transformers checkpoints or that ``checkpoint_`` has changed."""
+    by_transformers = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False) is True]
+    blocks = [model.get_submodule(name) for name in present_blocks(model)]
+    return {inner for module in (*by_transformers, *blocks) for inner in module.modules()}
 
 
 def _as_it_ran(module: nn.Module, checkpointed: bool) -> str:

@@ -11,6 +11,7 @@ from ..linear.algorithm import EXACT_IN_CHECKPOINT
 from ..masks.attention_mask import follow_attention_mask
 from ..rest.packing_modules import present_rests, switch_on_again
 from ..rest.rest_config import RestConfig
+from .checkpointed_blocks import checkpoint_, present_blocks
 from .conversion import convert_layer, unsketch_
 from .layer_classes import exact_type
 
@@ -19,18 +20,20 @@ from .layer_classes import exact_type
 class ConvertedState:
     """The configs of sketched layers and of modules that keep everything else in few bits, by name.
 
-    ``checkpointed`` tells whether layers are sketched inside activation checkpointing too.
+    ``checkpointed`` tells whether layers are sketched inside activation checkpointing too, and ``blocks`` names those
+    that ``checkpoint_`` has changed.
     """
 
     configs: dict[str, SketchConfig]
     rests: dict[str, RestConfig]
     checkpointed: bool
+    blocks: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: nn.Module) -> ConvertedState:
         """Read the state of ``model``."""
         checkpointed = not any(module.__dict__.get(EXACT_IN_CHECKPOINT) for module in model.modules())
-        return cls(present_configs(model), present_rests(model), checkpointed)
+        return cls(present_configs(model), present_rests(model), checkpointed, present_blocks(model))
 
     def restore(self, model: nn.Module) -> None:
         """Give every module of ``model`` the class and the config that it had, and no other module any."""
@@ -38,6 +41,7 @@ class ConvertedState:
         for name, config in self.configs.items():
             convert_layer(model.get_submodule(name), config, self.checkpointed)
         switch_on_again(model, self.rests)
+        checkpoint_(model, self.blocks)
         if self.configs:
             follow_attention_mask(model)
 
