@@ -51,29 +51,30 @@ def largest(
         predict: foretells what ``fits`` would measure, or None. What it says is measured before it is believed.
     """
     measured: dict[int, int] = {}
-    fitting, too_large = 0, most + 1
-
-    def measure(size: int) -> None:
-        nonlocal fitting, too_large
-        measured[size] = fits(size)
-        if measured[size] <= limit:
-            fitting = max(fitting, size)
-        else:
-            too_large = min(too_large, size)
-
-    guess = start
+    fitting, too_large, guess = 0, most + 1, min(start, most)
     while fitting + 1 < too_large:
-        if predict is not None:
-            off = measured[nearest] - predict(nearest) if (nearest := fitting or min(measured, default=0)) else 0.0
-            guess = _last(lambda size, off=off: predict(size) + off <= limit, fitting, too_large)  # type: ignore[misc]
+        if predict is not None and len(measured) < _TRIES:
+            guess = _foretold(predict, measured, limit, fitting, too_large)
             if guess == fitting and fitting in measured:  # the next size is foretold not to fit
                 return fitting
-            guess = min(max(guess, fitting + 1), too_large - 1)
-        measure(guess)
-        if predict is None:
-            guess = min(2 * guess, most) if too_large > most else (fitting + too_large) // 2
-            guess = min(max(guess, fitting + 1), too_large - 1)
+        elif measured:
+            guess = 2 * fitting if too_large > most else (fitting + too_large) // 2
+        guess = min(max(guess, fitting + 1), too_large - 1)
+        measured[guess] = fits(guess)
+        fitting, too_large = (guess, too_large) if measured[guess] <= limit else (fitting, guess)
     return fitting
+
+
+_TRIES = 8  # so often a prediction is asked before sizes are halved instead
+
+
+def _foretold(
+    predict: Callable[[int], float], measured: Mapping[int, int], limit: int, fitting: int, too_large: int
+) -> int:
+    """Return the largest size that is foretold to fit, given how far the prediction was off at the nearest size."""
+    nearest = fitting or min(measured, default=0)
+    off = measured[nearest] - predict(nearest) if nearest else 0.0
+    return _last(lambda size: predict(size) + off <= limit, fitting, too_large)
 
 
 def _last(holds: Callable[[int], bool], low: int, high: int) -> int:

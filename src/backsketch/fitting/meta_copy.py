@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..sharded import own_class
+from ..torch_private import is_traceable_wrapper_subclass
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -16,9 +16,11 @@ Model = TypeVar("Model", bound=nn.Module)
 def meta_copy(model: Model) -> Model:
     """Return ``model`` in train(), with every tensor on the meta device; tied weights stay tied."""
     memo: dict[int, Any] = {}
-    for name, module in model.named_modules():
-        if own_class(module) is not type(module):
-            raise ValueError(f"model must not be sharded yet, as fit shards it on paper: {name or 'the model'} is")
+    for name, parameter in model.named_parameters():
+        if is_traceable_wrapper_subclass(parameter):
+            kind = type(parameter).__name__
+            raise ValueError(f"model must have plain parameters, not sharded yet and not quantised, got {name}: {kind}")
+    for module in model.modules():
         for value in (*module.parameters(recurse=False), *module.buffers(recurse=False), *vars(module).values()):
             if isinstance(value, Tensor) and id(value) not in memo:
                 memo[id(value)] = _twin(value)

@@ -37,7 +37,12 @@ def record_step(
         counter = stack.enter_context(LaunchCounter()) if kernels else None
         peak = stack.enter_context(peak_memory(model))
         saved = stack.enter_context(saved_memory(model))
-        marks = _Marks(lambda: (len(peak.changes), saved.activations, 0 if counter is None else counter.launches))
+
+        def count(phase: str) -> tuple[int, int, int]:
+            held = 0 if phase == BACKWARD else saved.activations
+            return len(peak.changes), held, 0 if counter is None else counter.launches
+
+        marks = _Marks(count)
         own = len(peak.changes)
         stack.enter_context(marks.at(model, blocks))
         marks.set(BEFORE, None)
@@ -54,12 +59,12 @@ def record_step(
 class _Marks:
     """The moments at which blocks begin, forward and backward, with what was counted until then."""
 
-    def __init__(self, count: Callable[[], tuple[int, int, int]]) -> None:
+    def __init__(self, count: Callable[[str], tuple[int, int, int]]) -> None:
         self._count = count
         self._marks: list[tuple[str, int | None, tuple[int, int, int]]] = []
 
     def set(self, phase: str, block: int | None) -> None:
-        self._marks.append((phase, block, self._count()))
+        self._marks.append((phase, block, self._count(phase)))
 
     @contextmanager
     def at(self, model: nn.Module, blocks: Sequence[str]) -> Iterator[None]:

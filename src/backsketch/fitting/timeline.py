@@ -52,8 +52,9 @@ class Timeline:
     @property
     def in_order(self) -> bool:
         """Tell whether each block ran once, in order, and its backward once, in reverse order."""
-        forward = [each.block for each in self.segments if each.phase == FORWARD]
-        backward = [each.block for each in self.segments if each.phase == BACKWARD]
+        phases = [(each.phase, block) for each, block in zip(self.segments, self.blocks, strict=True)]
+        forward = [block for phase, block in phases if phase == FORWARD]
+        backward = [block for phase, block in phases if phase == BACKWARD]
         return bool(forward) and forward == list(range(len(forward))) and backward == forward[::-1]
 
     def deeper(self, extra: Mapping[int, int]) -> Timeline:

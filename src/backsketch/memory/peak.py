@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from ..linear import compiled_operators as ops
 from ..tensor_storages import model_tensors
-from ..torch_private import TorchDispatchMode, in_backward, is_fake, tree_leaves
+from ..torch_private import TorchDispatchMode, in_backward, is_fake, tree_leaves, without_function_modes
 from .live_storages import ACTIVATIONS, GRADIENTS, OPTIMIZER_STATES, PARAMETERS, Change, LiveStorages, Peak, Place
 from .running_module import RunningModule
 from .saved_tensor_meter import Held, Watcher, watch_saved_tensors
@@ -172,7 +172,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 return inside(*args, **(kwargs or {}))
         self._watcher.used(_tensors((args, kwargs)))
-        out = func(*args, **(kwargs or {}))
+        with without_function_modes():
+            out = func(*args, **(kwargs or {}))
         self._watcher.made(_tensors(out), str(func))
         return out
 
