@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from backsketch import SketchConfig
+from backsketch.fitting.launch_counter import Kernel, LaunchCounter
+from backsketch.fitting.roofline import ACCELERATORS, LAUNCH
 from backsketch.storage.packing import without_fused_kernels
 from backsketch.storage.sizes import stored_bytes
 from backsketch_bench import launches
-from backsketch_bench.launch_counter import Kernel, LaunchCounter
 from backsketch_bench.launch_subjects import SUBJECTS
-from backsketch_bench.roofline import ACCELERATORS, LAUNCH
 
 ROWS, FEATURES, OUTPUTS = 64, 32, 16
 FLOAT = 4

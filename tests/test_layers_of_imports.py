@@ -28,6 +28,7 @@ ORDER = [
     {"monitor"},
     {"plots"},
     {"planning"},
+    {"fitting"},
     {"integrations"},
     {"programs"},
     {"cli"},

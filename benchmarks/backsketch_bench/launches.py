@@ -17,14 +17,14 @@ import torch
 
 from backsketch import SketchConfig, sketch_
 from backsketch.config import STORED_BITS
+from backsketch.fitting.launch_counter import LaunchCounter
+from backsketch.fitting.roofline import ACCELERATORS, LAUNCH
 from backsketch.programs.result_files import write_record
 from backsketch.storage import packing
 from backsketch.storage.accelerator_kernel import triton_is_here
 
-from .launch_counter import LaunchCounter
 from .launch_subjects import SUBJECTS, Subject, step_of
 from .progress import track
-from .roofline import ACCELERATORS, LAUNCH
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ANY, REFERENCE, FUSED = "any", "reference", "fused"

@@ -7,6 +7,8 @@ from .config import SketchConfig
 from .convert.checkpointed_blocks import blocks_of, checkpoint_, uncheckpoint_
 from .convert.conversion import sketch_, unsketch_
 from .convert.conversion_summary import summary
+from .fitting.fit_result import Fit
+from .fitting.fitter import fit
 from .linear.algorithm import sketched_linear
 from .linear.layer import SketchedLinear
 from .losses.fused_models import fuse_loss_, unfuse_loss_
@@ -29,6 +31,7 @@ __version__ = "0.2.0.dev0"
 
 __all__ = [
     "SKETCHES",
+    "Fit",
     "NoiseMonitor",
     "Plan",
     "PlanError",
@@ -40,6 +43,7 @@ __all__ = [
     "blocks_of",
     "checkpoint_",
     "cost",
+    "fit",
     "fuse_loss_",
     "ignore_attention_mask",
     "linear_cross_entropy",

@@ -78,6 +78,11 @@ def is_fake(tensor: Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
+def without_function_modes() -> Any:
+    """Return a context in which no function mode sees what runs, such as the Python code of meta kernels."""
+    return torch._C.DisableTorchFunction()
+
+
 def backward_under_modes(loss: Tensor) -> None:
     """Run backward of a scalar while the function modes of this thread stay on.
 

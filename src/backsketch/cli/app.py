@@ -12,6 +12,7 @@ from .bench import bench
 from .demo import demo
 from .doctor import doctor
 from .finetune import finetune
+from .fit import fit
 from .frontier import frontier
 from .problems import Problem
 from .profile import profile
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(profile)
+app.command()(fit)
 app.command()(finetune)
 app.command()(bench)
 app.command()(frontier)

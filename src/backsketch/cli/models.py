@@ -135,17 +135,6 @@ def batch_in_words(inputs: Mapping[str, Tensor]) -> str:
     return f"{count} clips of {' × '.join(map(str, size))} {unit}{tokens}"
 
 
-def positions(model: nn.Module) -> int | None:
-    """Return how many tokens the model has positions for, or None if it has no limit."""
-    told = [getattr(model.config, name, None) for name in ("max_position_embeddings", "max_target_positions")]
-    limits = [limit for limit in told if isinstance(limit, int) and limit > 0]
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            unused = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa's positions start after it
-            limits.append(module.num_embeddings - unused)
-    return min(limits, default=None)
-
-
 def _from_hub(name: str) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(name, local_files_only=True)

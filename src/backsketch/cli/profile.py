@@ -16,6 +16,7 @@ from typer import Argument, Option
 
 from ..config import SketchConfig
 from ..convert.conversion import configs_for
+from ..fitting.positions import positions
 from ..memory.profile_result import Profile
 from ..memory.profiling import profile as profile_step
 from ..planning.budget import as_budget
@@ -103,7 +104,7 @@ def profile(
         limit = None if budget is None else as_budget(parse_budget(budget))
         _check_device(device)
     need("transformers", "transformers")
-    from .models import batch_in_words, build, find_head, load_config, make_batch, positions, stated_dtype, takes_seq
+    from .models import batch_in_words, build, find_head, load_config, make_batch, stated_dtype, takes_seq
 
     with users_mistakes():
         description = load_config(model)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import TypeAlias
 from weakref import ref
 
 import torch
@@ -37,6 +39,9 @@ class LiveStorage:
     shape: tuple[int, ...]
 
 
+Change: TypeAlias = tuple[LiveStorage, int, Place | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Peak:
     """The moment at which most bytes were live: where it was, and every storage of that moment with its bytes."""
@@ -59,13 +64,18 @@ class LiveStorages:
 
     def __init__(self, device: str | None) -> None:
         self._device = device
-        self._log: list[tuple[LiveStorage, int, Place | None]] = []
+        self._log: list[Change] = []
         self._known: dict[int, tuple[LiveStorage, int, ref[torch.UntypedStorage]]] = {}
 
     @property
     def total(self) -> int:
         """Return the bytes that are live now, or were when it stopped."""
         return sum(change for _, change, _ in self._log)
+
+    @property
+    def changes(self) -> Sequence[Change]:
+        """List all that came and went so far: the storage, by how many bytes it grew or shrank, and where it grew."""
+        return self._log
 
     def see(self, tensor: Tensor, place: Place | None, role: str = TRANSIENTS) -> None:
         """Take note of the storages behind ``tensor``, and give them ``role`` if it outranks the one they have."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -13,8 +14,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from ..linear import compiled_operators as ops
 from ..tensor_storages import model_tensors
-from ..torch_private import TorchDispatchMode, in_backward, is_fake, tree_leaves
-from .live_storages import ACTIVATIONS, GRADIENTS, OPTIMIZER_STATES, PARAMETERS, LiveStorages, Peak, Place
+from ..torch_private import TorchDispatchMode, in_backward, is_fake, tree_leaves, without_function_modes
+from .live_storages import ACTIVATIONS, GRADIENTS, OPTIMIZER_STATES, PARAMETERS, Change, LiveStorages, Peak, Place
 from .running_module import RunningModule
 from .saved_tensor_meter import Held, Watcher, watch_saved_tensors
 
@@ -69,6 +70,11 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
     def place(self) -> Place | None:
         """Return where the peak happened."""
         return self.peak.place
+
+    @property
+    def changes(self) -> Sequence[Change]:
+        """List every storage that came or went, in order, with its bytes and where it came."""
+        return self._storages.changes
 
     @property
     def live(self) -> int:
@@ -166,7 +172,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 return inside(*args, **(kwargs or {}))
         self._watcher.used(_tensors((args, kwargs)))
-        out = func(*args, **(kwargs or {}))
+        with without_function_modes():
+            out = func(*args, **(kwargs or {}))
         self._watcher.made(_tensors(out), str(func))
         return out
 

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from backsketch.torch_private import TorchDispatchMode, tree_leaves
-
+from ..torch_private import TorchDispatchMode, tree_leaves
 from .launch_rules import FREE, Call, moved, multiplied
 
 
@@ -30,11 +29,11 @@ class Kernel(NamedTuple):
     dtype: torch.dtype
 
 
-class LaunchCounter(TorchDispatchMode):
+class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside the block, write down every kernel that is launched."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.kernels: list[Kernel] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

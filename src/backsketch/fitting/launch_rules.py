@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from backsketch.storage.sizes import stored_bytes
-from backsketch.torch_private import memory_id, tree_leaves
+from ..storage.sizes import stored_bytes
+from ..torch_private import memory_id, tree_leaves
 
 
 class Call(NamedTuple):
@@ -94,7 +94,7 @@ def _scattered(call: Call) -> int:
     if isinstance(source, Tensor):
         return places + 2 * size(source)
     count = max((index.numel() for index in tree_leaves(indices) if isinstance(index, Tensor)), default=0)
-    return places + count * call.arguments[0].element_size()
+    return places + count * int(call.arguments[0].element_size())
 
 
 def _added(call: Call) -> int:
@@ -118,7 +118,7 @@ def _packed(call: Call) -> int:
     x, chosen, mean, *_ = call.arguments
     rows = len(x) if chosen is None else len(chosen)
     written = stored_bytes(rows, x.shape[1], call.arguments[9], x.element_size())
-    return rows * x.shape[1] * x.element_size() + _distinct([chosen, mean]) + written
+    return int(rows * x.shape[1] * x.element_size()) + _distinct([chosen, mean]) + written
 
 
 def _unpacked(call: Call) -> int:
@@ -126,7 +126,7 @@ def _unpacked(call: Call) -> int:
     codes, ranges, places, _, count = call.arguments[:5]
     named = min(len(codes), count)
     stored = named * (codes.shape[1] * codes.element_size() + ranges.shape[1:].numel() * ranges.element_size())
-    return stored + (0 if places is None else count * places.element_size()) + size(call.result)
+    return int(stored) + (0 if places is None else count * places.element_size()) + size(call.result)
 
 
 def _gemm(left: int, right: int) -> Callable[[Call], int]:
@@ -139,7 +139,7 @@ def _attention(query: int, causal: int, products: int) -> Callable[[Call], int]:
 
     def count(call: Call) -> int:
         flops = 2 * products * call.arguments[query].numel() * call.arguments[query + 1].shape[-2]
-        return flops // 2 if len(call.arguments) > causal and call.arguments[causal] else flops
+        return int(flops) // 2 if len(call.arguments) > causal and call.arguments[causal] else int(flops)
 
     return count
 

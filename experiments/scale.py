@@ -1,0 +1,191 @@
+"""Write docs/scale.md: large models on many cards, on paper. Nothing here was ever run on a card.
+
+    python experiments/scale.py
+
+It computes steps on the meta device with the parts of ``backsketch fit``, writes a record to
+experiments/records/scale.json and the page from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from backsketch.cli.models import build, make_batch
+from backsketch.fitting.groups import groups_of
+from backsketch.fitting.rank_share import RankShare
+from backsketch.fitting.subject import WaySteps
+from backsketch.fitting.ways import ALL, SOME
+
+ROOT = Path(__file__).parent.parent
+RECORD, PAGE = ROOT / "experiments/records/scale.json", ROOT / "docs/scale.md"
+RANKS, CARDS = (1, 8, 64), (24, 80)  # GB, of which a GB is 10^9 bytes
+LENGTHS = (2048, 8192, 32768, 131072)
+Size = tuple[int, int]  # batch, length
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model by its config, and the steps to compute."""
+
+    title: str
+    head: str
+    config: Callable[[], Any]
+    sizes: Sequence[Size]
+
+
+def _llama_8b() -> Any:
+    return transformers.LlamaConfig(
+        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+        num_key_value_heads=8, max_position_embeddings=131072, rms_norm_eps=1e-5,
+    )  # fmt: skip
+
+
+def _llama_70b() -> Any:
+    return transformers.LlamaConfig(
+        vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64,
+        num_key_value_heads=8, max_position_embeddings=131072, rms_norm_eps=1e-5,
+    )  # fmt: skip
+
+
+def _qwen_30b() -> Any:
+    return transformers.Qwen3MoeConfig(
+        vocab_size=151936, hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768, num_hidden_layers=48,
+        num_attention_heads=32, num_key_value_heads=4, head_dim=128, num_experts=128, num_experts_per_tok=8,
+        norm_topk_prob=True, decoder_sparse_step=1, max_position_embeddings=131072,
+    )  # fmt: skip
+
+
+def _roberta_large() -> Any:
+    return transformers.RobertaConfig(
+        vocab_size=50265, hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16,
+        max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5,
+    )  # fmt: skip
+
+
+def _vit_huge() -> Any:
+    return transformers.ViTConfig(
+        hidden_size=1280, intermediate_size=5120, num_hidden_layers=32, num_attention_heads=16, image_size=224,
+        patch_size=14, num_labels=1000,
+    )  # fmt: skip
+
+
+LONG = tuple((1, length) for length in LENGTHS)
+SHORT = tuple((batch, 512) for batch in (8, 32, 128))
+IMAGES = tuple((batch, 257) for batch in (8, 32, 128))  # patches, with the one of the class
+MODELS = {
+    "llama-3-8b": Model("Llama-3 8B", "causal-lm", _llama_8b, LONG),
+    "llama-3-70b": Model("Llama-3 70B", "causal-lm", _llama_70b, LONG),
+    "qwen3-30b-a3b": Model("Qwen3-30B-A3B", "causal-lm", _qwen_30b, LONG),
+    "roberta-large": Model(
+        "RoBERTa-large", "sequence-classification", _roberta_large, ((8, 512), (32, 512), (128, 512))
+    ),
+    "vit-h": Model("ViT-H/14", "image-classification", _vit_huge, IMAGES),
+}
+
+
+def compute(model: Model) -> Iterator[dict[str, Any]]:
+    """Yield a row for each way to train and size of a step, with its peak on every number of ranks."""
+    network = build(model.config(), model.head, device="meta", dtype=torch.bfloat16)
+
+    def batches(batch: int, length: int | None) -> Any:
+        return (), make_batch(network, model.head, batch=batch, seq=length or 1, device="meta")
+
+    for group in groups_of(network, batches, None, None):
+        subject = group.subject
+        shares = {ranks: RankShare.of(subject.model, subject.blocks, "adamw", ranks) for ranks in RANKS}
+        for way in group.ways:
+            steps = WaySteps(subject, way, few=True)
+            checkpointed = {ALL: subject.depth, SOME: subject.depth // 2}.get(way.checkpointed, 0)
+            for batch, length in model.sizes:
+                step = steps.at(batch, length, checkpointed)
+                yield {
+                    "group": group.name,
+                    "way": way.name,
+                    "checkpointed": [checkpointed, subject.depth],
+                    "batch": batch,
+                    "length": length,
+                    "activations": step.kept,
+                    "weights": {str(ranks): share.weights for ranks, share in shares.items()},
+                    "states": {str(ranks): share.states for ranks, share in shares.items()},
+                    "peaks": {str(ranks): step.peak(share).total for ranks, share in shares.items()},
+                }
+
+
+def page(records: dict[str, list[dict[str, Any]]], versions: dict[str, str]) -> str:
+    """Render the page."""
+    parts = [_INTRODUCTION.format(**versions)]
+    for key, rows in records.items():
+        parts.append(f"## {MODELS[key].title}\n")
+        sizes = list(dict.fromkeys((row["batch"], row["length"]) for row in rows))
+        titles = [f"{batch} × {length}" for batch, length in sizes]
+        for ranks in RANKS:
+            weights, states = (rows[0][name][str(ranks)] / 1e9 for name in ("weights", "states"))
+            parts.append(
+                f"{ranks} rank{'s' if ranks > 1 else ''}: weights {weights:.1f} GB, states {states:.1f} GB a rank. "
+                "Peak of a step, GB:\n"
+            )
+            parts.append(f"| | {' | '.join(titles)} |\n|---|{'---:|' * len(titles)}")
+            for name in dict.fromkeys((row["group"], row["way"]) for row in rows):
+                same = [row for row in rows if (row["group"], row["way"]) == name]
+                cells = [_cell(row["peaks"][str(ranks)]) for row in same]
+                parts.append(f"| {_title(same[0])} | {' | '.join(cells)} |")
+            parts.append("")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _title(row: dict[str, Any]) -> str:
+    some, of = row["checkpointed"]
+    blocks = f" of {some} of {of} blocks" if 0 < some < of else ""
+    return f"{row['way']}{blocks}" + (f", {row['group']}" if row["group"] else "")
+
+
+def _cell(peak: int) -> str:
+    size = peak / 1e9
+    text = f"{size:.1f}" if size < 100 else f"{size:.0f}"
+    return f"**{text}**" if size <= CARDS[0] else text if size <= CARDS[1] else f"~~{text}~~"
+
+
+_INTRODUCTION = """# At scale, on paper
+
+How large are the training steps of large models, on how many cards do they fit, and in which way? **Everything on
+this page is computed, and nothing of it was ever run on a card.** A few blocks of each model ran on PyTorch's meta
+device, which has shapes and no values, and stand for all blocks, which are alike; [fit](fit.md) says how, and which
+tests hold it to real steps of small models.
+
+**Bold** fits a card of 24 GB, plain one of 80 GB, and ~~struck out~~ neither. Weights, gradients and the states of
+AdamW are in bf16 (no copy of the weights in fp32); the batch is what each rank trains on; FSDP2 shards over the ranks
+as [fit](fit.md) describes, with one group a block. Tensors are counted: neither the allocator's rounding and
+fragmentation, nor CUDA's own memory, nor buffers of collectives beyond the gathered weights. Leave a tenth of a card
+for them.
+
+Made by `python experiments/scale.py` with torch {torch} and transformers {transformers}
+([record](../experiments/records/scale.json)).
+"""
+
+
+def main() -> None:
+    """Compute what is asked for, and write the record and the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--render", action="store_true", help="Only write the page from the record.")
+    options = parser.parse_args()
+    recorded = json.loads(RECORD.read_text()) if RECORD.exists() else {"models": {}}
+    for key in () if options.render else options.models:
+        recorded["models"][key] = list(compute(MODELS[key]))
+        recorded["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
+        RECORD.write_text(json.dumps(recorded, indent=1) + "\n")
+        print(f"{key}: {len(recorded['models'][key])} steps")
+    ordered = {key: recorded["models"][key] for key in MODELS if key in recorded["models"]}
+    PAGE.write_text(page(ordered, recorded["versions"]))
+
+
+if __name__ == "__main__":
+    main()

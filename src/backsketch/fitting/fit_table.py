@@ -1,0 +1,124 @@
+"""What a Fit says: one table, first whether it fits, last the Python to paste."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from ..memory.live_storages import Place
+from ..table import Table, readable
+from .fit_result import Fit, FitRow
+from .roofline import ACCELERATORS
+
+WIDE = 110  # columns from which on everything has room
+
+
+def as_text(found: Fit, columns: int, about: str = "") -> str:
+    """Return everything that there is to say, fitted to so many columns; ``about`` is the second line."""
+    first, *others = lines_before(found, columns)
+    width = min(columns, 120)
+    before = [textwrap.fill(line, width) for line in (first, about, *others) if line]
+    after = [line if line.startswith("  ") else textwrap.fill(line, width) for line in lines_after(found)]
+    return "\n".join([*before, "", str(table_of(found, columns)), "", *after])
+
+
+def table_of(found: Fit, columns: int) -> Table:
+    """Return a row for each way; narrow tables leave out what is the same in all rows of a group."""
+    unit, scale = found.unit
+    wide = columns >= WIDE
+    titles = [unit, *(("weights", "gradients", "states") if wide else ()), "kept", "peak", "left", "batch"]
+    titles += [*(("length",) if found.length is not None else ()), "time", "noise", *(("peak is in",) if wide else ())]
+    rows: list[tuple[str, ...]] = []
+    group = ""
+    for row in found.rows:
+        if row.group != group:
+            group = row.group
+            rows.append((group, *[""] * (len(titles) - 1)))
+        fixed = (row.weights, row.gradients, row.states) if wide else ()
+        left = (found.memory - row.peak.total) / scale
+        cells = [("  " if group else "") + _name(row), *(f"{size / scale:.1f}" for size in fixed)]
+        cells += [f"{row.activations / scale:.1f}", f"{row.peak.total / scale:.1f}", f"{left:+.1f}"]
+        cells.append(str(row.largest_batch))
+        if found.length is not None:
+            cells.append(_length(row, found))
+        cells += [_time(row, found), row.noise, *((_where(row.peak.place),) if wide else ())]
+        rows.append(tuple(cells))
+    numeric = frozenset(range(1, titles.index("noise")))
+    return Table(tuple(titles), tuple(rows), numeric=numeric)
+
+
+def lines_before(found: Fit, columns: int) -> Iterator[str]:
+    """Yield whether it fits, and what the table is about."""
+    yield found.headline
+    size = f"batch {found.batch}" + ("" if found.length is None else f", length {found.length}")
+    ranks = "" if found.ranks == 1 else f" on each of {found.ranks} ranks (FSDP2)"
+    yield f"A training step with {found.optimizer}, {size}{ranks}:"
+    if columns < WIDE:
+        for group, row in {row.group.split(", ")[0]: row for row in reversed(found.rows)}.items():
+            sizes = (f"weights {readable(row.weights)}", f"gradients {readable(row.gradients)}")
+            whose = f"{group}: " if group.startswith("LoRA") else ""
+            if whose or row is found.rows[0]:
+                yield f"{whose}{', '.join(sizes)}, states {readable(row.states)}, in every row."
+
+
+def lines_after(found: Fit) -> Iterator[str]:
+    """Yield how to read the table, and last the best way as Python."""
+    yield "kept: activations held for backward. left: of the card. batch, length: the largest that fit, one at a time."
+    if any("*" in _length(row, found) for row in found.rows):
+        yield f"* as many as the model has positions for, {found.positions}."
+    if any(row.measured_seconds for row in found.rows):
+        yield "time: of forward and backward, measured on this machine, as a multiple of exact training."
+    else:
+        card = next(iter(ACCELERATORS))
+        yield f"time: a multiple of exact training, computed for an {card} from flops and bytes moved, never run."
+    if any("rest" in row.noise or row.noise[0].isdigit() for row in found.rows):
+        yield (
+            "noise: added to weight gradients, in units of the batch's own, without padding: a rule of thumb from one "
+            "encoder, not measured on this model; rest adds more, which NoiseMonitor measures."
+        )
+    best = found.best
+    if best is None:
+        yield "What would help:"
+        yield from (f"- {remedy}" for remedy in found.remedies)
+        return
+    exact = next((row for row in found.rows if row.noise == "none" and found.fits(row)), None)
+    if exact is not None and best.noise != "none":
+        yield f"Without noise: {exact.title}, {_time(exact, found)} × the time."
+    yield f"Best for {_WISH[found.wish]}: {best.title}."
+    yield "  " + ("; ".join(best.code) or "train as you do: nothing to change")
+
+
+_WISH = {
+    "time": "the least time",
+    "noise": "the least noise",
+    "batch": "the largest batch",
+    "length": "the largest length",
+}
+
+
+def _name(row: FitRow) -> str:
+    some, of = row.checkpointed
+    return f"+ {some}/{of} checkpointed" if 0 < some < of else row.way
+
+
+def _length(row: FitRow, found: Fit) -> str:
+    if row.largest_length is None:
+        return ""
+    return f"{row.largest_length}{'*' if row.largest_length == found.positions else ''}"
+
+
+def _time(row: FitRow, found: Fit) -> str:
+    first = found.rows[0]
+    if row.measured_seconds and first.measured_seconds:
+        return f"{row.measured_seconds / first.measured_seconds:.2f}"
+    return "-" if first.measured_seconds else f"{row.time:.2f}"
+
+
+def _where(place: Place | None) -> str:
+    if place is None:
+        return "the start"
+    if place.phase == "optimizer":
+        return "the optimiser"
+    if not place.module:
+        return f"{place.phase} of the loss"
+    return f"{place.phase}, {place.module.rpartition('.')[2]}"

@@ -1,0 +1,231 @@
+"""fit: whether a training step fits into a card, the largest batch and length that do, and what each way costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from ..argument_checks import check_flag, check_positive
+from ..convert.checkpointed_blocks import uncheckpoint_
+from ..convert.conversion import check_model, unsketch_
+from ..memory.training_step import Loss
+from ..planning.budget import as_budget
+from .batches import BatchMaker, Inputs, ResizableBatch
+from .fit_result import ADAPTERS, FUSED, WISHES, Fit, FitRow
+from .groups import Group, groups_of
+from .growth import Growth, largest
+from .measuring import check_measurable, step_seconds
+from .meta_copy import meta_copy
+from .optimizer_states import check_optimizer
+from .positions import positions
+from .rank_share import RankShare
+from .roofline import ACCELERATORS
+from .subject import Subject, WaySteps
+from .timeline import Timeline
+from .ways import ALL, EXACT, SOME, Way
+
+CARD = "A100"  # whose published limits estimate times
+MOST_BATCH, MOST_LENGTH = 2**20, 2**24  # sizes that nobody needs
+
+
+def fit(
+    model: nn.Module,
+    *args: Any,
+    memory: int | str,
+    optimizer: str = "adamw",
+    ranks: int = 1,
+    lora: int | None = None,
+    loss: Loss | None = None,
+    wish: str = "time",
+    measure: bool = False,
+    **kwargs: Any,
+) -> Fit:
+    """Tell whether a training step of ``model`` on a batch fits into ``memory``, for each way to train.
+
+    Nothing is trained and no memory is used: a copy of the model runs on the meta device. The model stays as it is.
+
+    Args:
+        model: on any device, not sharded.
+        *args, **kwargs: one batch, passed to the model; what one rank trains on.
+        memory: of one card: bytes, or a size with a unit, "24GiB".
+        optimizer: "adamw" (fused), "adamw8bit" (of bitsandbytes) or "sgd" (without momentum).
+        ranks: over how many cards FSDP2 shards weights, gradients and states.
+        lora: also compare the same ways with adapters of this rank on all linear layers, which needs peft.
+        loss: takes the output, returns a scalar. By default ``output.loss``, or the mean of the first output.
+        measure: also time real steps of the model, on the device where it is.
+        wish: what the best way is to have: least "time", least "noise", the largest "batch" or the largest "length".
+    """
+    check_model(model)
+    limit = as_memory(memory)
+    if lora is not None:
+        check_positive("lora", lora)
+    check_flag("measure", measure)
+    if measure:
+        check_measurable(model)
+    inputs = ResizableBatch.of((args, kwargs))
+    return fit_model(
+        meta_copy(model), inputs.sized, inputs.batch, inputs.length, memory=limit, optimizer=check_optimizer(optimizer),
+        ranks=check_positive("ranks", ranks), lora=lora, loss=loss, wish=wish,
+        real=(model, (args, kwargs)) if measure else None,
+    )  # fmt: skip
+
+
+def fit_model(
+    model: nn.Module,
+    batches: BatchMaker,
+    batch: int,
+    length: int | None,
+    *,
+    memory: int,
+    optimizer: str,
+    ranks: int,
+    lora: int | None,
+    loss: Loss | None,
+    wish: str,
+    real: tuple[nn.Module, Inputs] | None = None,
+) -> Fit:
+    """Fit a model that is on the meta device, with batches of any size; time the steps of a real one, if there is."""
+    if wish not in WISHES:
+        raise ValueError(f"wish must be one of {', '.join(WISHES)}, got {wish!r}")
+    uncheckpoint_(unsketch_(model))
+    if getattr(model, "is_gradient_checkpointing", False):
+        model.gradient_checkpointing_disable()  # type: ignore[operator]
+    most = positions(model) if length is not None else None
+    if most is not None and length is not None and length > most:
+        raise ValueError(
+            f"the batch must be at most {most} tokens long, the positions that the model has, got {length}"
+        )
+    fitter = _Fitter(memory, optimizer, ranks, batch, length, most or MOST_LENGTH, real)
+    rows = [row for group in groups_of(model, batches, loss, lora) for row in fitter.rows(group)]
+    return Fit(
+        rows=tuple(rows), memory=memory, batch=batch, length=length, positions=most, optimizer=optimizer, ranks=ranks,
+        wish=wish,
+    )  # fmt: skip
+
+
+def as_memory(memory: object) -> int:
+    """Return a number of bytes."""
+    try:
+        value: object = as_budget(memory)
+    except (TypeError, ValueError):
+        value = None
+    if not isinstance(value, int):
+        raise ValueError(
+            'memory must be a size with a unit ("24GiB", "80 GB") or a positive number of bytes (an int), '
+            f"got {memory!r}"
+        )
+    return value
+
+
+class _Fitter:
+    """What is the same for all rows of one fit."""
+
+    def __init__(
+        self,
+        memory: int,
+        optimizer: str,
+        ranks: int,
+        batch: int,
+        length: int | None,
+        most: int,
+        real: tuple[nn.Module, Inputs] | None,
+    ) -> None:
+        self._memory, self._optimizer, self._ranks = memory, optimizer, ranks
+        self._batch, self._length, self._most = batch, length, most
+        self._real = real
+        self._exact_seconds: float | None = None
+
+    def rows(self, group: Group) -> Iterator[FitRow]:
+        """Yield a row for each way to train a group."""
+        few = self._few_do(group.subject)
+        for way in group.ways:
+            yield self._row(group, way, few)
+
+    def _few_do(self, subject: Subject) -> bool:
+        """Tell whether few blocks can stand for all: whether a step of all of them has the same peak to the byte."""
+        steps = WaySteps(subject, EXACT, few=True)
+        if not steps.runs_few:
+            return False
+        try:
+            foretold = steps.at(self._batch, self._length, 0)
+        except (IndexError, KeyError, AttributeError):  # the model counts its blocks
+            return False
+        whole = WaySteps(subject, EXACT, few=False).at(self._batch, self._length, 0)
+        share = RankShare.of(subject.model, subject.blocks, self._optimizer, 1)
+        same = foretold.in_order and whole.in_order and foretold.kept == whole.kept
+        return same and foretold.peak(share).total == whole.peak(share).total
+
+    def _row(self, group: Group, way: Way, few: bool) -> FitRow:
+        subject = group.subject
+        share = RankShare.of(subject.model, subject.blocks, self._optimizer, self._ranks)
+        steps = WaySteps(subject, way, few=few)
+        chosen = self._checkpointed(steps, way, share, subject.depth)
+        given = steps.at(self._batch, self._length, chosen, kernels=True)
+        seconds = ACCELERATORS[CARD].seconds(given.kernels)
+        self._exact_seconds = self._exact_seconds or seconds
+        code = way.code
+        if chosen:
+            some = "" if way.checkpointed == ALL else f"[:{chosen}]"
+            code = (f"bs.checkpoint_(model, bs.blocks_of(model){some})", *code)
+        code = (*group.code, *code)
+        return FitRow(
+            group=group.name, way=way.name, code=code, noise=way.noise, weights=share.weights,
+            gradients=share.gradients, states=share.states, activations=given.kept, peak=given.peak(share),
+            largest_batch=self._largest_batch(steps, chosen, share),
+            largest_length=None if self._length is None else self._largest_length(steps, chosen, share),
+            seconds=seconds, time=seconds / self._exact_seconds, measured_seconds=self._measured(group, way, chosen),
+            checkpointed=(chosen, subject.depth),
+        )  # fmt: skip
+
+    def _measured(self, group: Group, way: Way, checkpointed: int) -> float | None:
+        """Return the seconds of a real step, if there is a model for it; there is none with adapters."""
+        if self._real is None or group.name.startswith(ADAPTERS):
+            return None
+        (model, inputs), fused = self._real, group.name.endswith(FUSED)
+        blocks = group.subject.blocks[:checkpointed]
+        return step_seconds(model, inputs, group.subject.loss, way, blocks, fused=fused)
+
+    def _checkpointed(self, steps: WaySteps, way: Way, share: RankShare, depth: int) -> int:
+        """Return how many blocks are checkpointed: all, none, or the fewest with which it fits, or else half."""
+        if way.checkpointed != SOME:
+            return depth if way.checkpointed == ALL else 0
+
+        def fits(count: int) -> bool:
+            return steps.at(self._batch, self._length, count).peak(share).total <= self._memory
+
+        low, high = steps.choices[0], steps.choices[-1]
+        if fits(low) or not fits(high):
+            return depth // 2
+        while low + 1 < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        return high
+
+    def _largest_batch(self, steps: WaySteps, chosen: int, share: RankShare) -> int:
+        def at(size: int) -> Timeline:
+            return steps.at(size, self._length, chosen)
+
+        grown = Growth({size: at(size) for size in (self._batch, 3 * self._batch)})
+        return self._largest(at, grown, share, self._batch, MOST_BATCH)
+
+    def _largest_length(self, steps: WaySteps, chosen: int, share: RankShare) -> int:
+        def at(size: int) -> Timeline:
+            return steps.at(self._batch, size, chosen)
+
+        assert self._length is not None
+        points = {self._length, 2 * self._length, 4 * self._length}
+        if max(points) > self._most:
+            points = {self._length, -(-self._length // 2), -(-self._length // 4)}
+        grown = Growth({size: at(size) for size in points})
+        return self._largest(at, grown, share, self._length, self._most)
+
+    def _largest(self, at: Any, grown: Growth, share: RankShare, start: int, most: int) -> int:
+        return largest(
+            lambda size: at(size).peak(share).total,
+            self._memory,
+            start=start,
+            most=most,
+            predict=(lambda size: grown.peak(size, share)) if grown.foreseeable else None,
+        )
