@@ -16,7 +16,7 @@ import huggingface_hub
 import transformers
 
 import backsketch
-from backsketch import SketchConfig, saved_memory
+from backsketch import RestConfig, SketchConfig, saved_memory, summary
 from backsketch.cli import main
 from backsketch.cli import profile as profile_command
 from backsketch.cli.config_text import as_code
@@ -147,7 +147,9 @@ def test_what_it_shows_fits_a_terminal_and_what_it_recommends_is_what_it_says(ca
     model, inputs = step("bert")
     code = shown.split("Recommended:\n")[1].split("The noise")[0]
     exec("\n".join(line.removeprefix("  ") for line in code.splitlines()), {"model": model})
-    assert kept(model, inputs) == record(capsys, "bert")["kept"]["after"]
+    told = record(capsys, "bert")["recommended_way"]
+    assert kept(model, inputs) == told["kept"]
+    assert summary(model).rest == RestConfig()
 
 
 def test_its_noise_is_said_to_be_computed_and_not_measured(capsys):
@@ -165,6 +167,7 @@ def with_peak(found, share):
 def recommended(shares, monkeypatch, capsys, *arguments):
     """Run it with peaks of one's own for the configs in their order, and return its record and what it shows."""
     measured = profile_command._measure
+    monkeypatch.setattr(profile_command, "measured_ways", lambda *given: [])
 
     def run_once(*extra):
         rest = iter(shares)
@@ -197,6 +200,67 @@ def test_where_no_config_lowers_the_peak_it_says_what_would(shares, arguments, m
     assert "lower the peak of the step by 1% or more" in shown or "lowers the peak of the step by 1% or more" in shown
     assert "- gradient checkpointing (" in shown
     assert "sketch_(" not in shown
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_have_a_row_of_their_own(dtype, capsys, tmp_path):
+    config = transformers.MixtralConfig(
+        **TINY, num_key_value_heads=2, num_local_experts=4, architectures=["MixtralForCausalLM"]
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    told = record(capsys, str(tmp_path), "--dtype", dtype)
+    families = next(way["families"] for way in told["ways"] if way["families"])
+    size = {"float32": 4, "bfloat16": 2}[dtype]
+    layers, experts, rows = 2, 4, 2 * 8 * 16  # each token goes to two experts
+    offsets = experts * 4
+    assert families["experts"]["before"] == layers * (rows * (32 + 64) * size + offsets)
+    assert 0 < families["experts"]["after"] < families["experts"]["before"] / 2
+
+
+def test_the_total_comes_first_and_its_parts_add_up(capsys):
+    shown = run(capsys, "bert", "--batch", "8", "--seq", "16").splitlines()
+    assert shown[0].startswith("bert: BertForSequenceClassification")
+    total = next(place for place, line in enumerate(shown) if line.startswith("One training step on 8 × 16 tokens"))
+    first = next(place for place, line in enumerate(shown) if line.lstrip().startswith("kept for backward"))
+    assert total < first
+    told = record(capsys, "bert")
+    ways = {way["name"]: way for way in told["ways"]}
+    assert list(ways) == ["exact", "checkpointing", "linear sketches", "sketches and rest"]
+    assert ways["exact"]["peak"]["total"] == told["peak"]["before"]["total"]
+    assert ways["sketches and rest"]["kept"] < ways["linear sketches"]["kept"] < ways["exact"]["kept"]
+    assert ways["checkpointing"]["kept"] < ways["exact"]["kept"]
+    families = ways["sketches and rest"]["families"]
+    assert {"product", "attention", "norm"} <= families.keys()
+    assert all(each["after"] < each["before"] for each in families.values() if each["before"] > 2**16)
+    assert told["recommended_way"]["peak"]["total"] <= 0.99 * ways["exact"]["peak"]["total"]
+    assert not told["not_measured"]
+
+
+def test_optimisers_are_counted_by_formula(capsys):
+    told = {
+        name: record(capsys, "llama", "--optimizer", name, "--ratio", "0.5") for name in ("adamw", "adamw8bit", "sgd")
+    }
+    count, size = told["sgd"]["parameters"], told["sgd"]["parameter_bytes"]
+    assert told["adamw"]["optimizer_bytes"] == 2 * size == 8 * count
+    assert told["adamw8bit"]["optimizer_bytes"] == 2 * (count + 4 * -(-count // 256))
+    assert told["sgd"]["optimizer_bytes"] == 0
+    shown = " ".join(run(capsys, "llama", "--seq", "16", "--optimizer", "adamw8bit").split())
+    assert "8-bit AdamW keeps" in shown
+    assert "two states of one byte a parameter" in shown
+
+
+def test_logits_that_make_the_peak_are_named_with_their_remedy(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIGS["llama"].to_dict(), "vocab_size": 20_000}))
+    told = record(capsys, str(tmp_path))
+    logits = 8 * 16 * 20_000 * 4
+    assert told["logits_bytes"] > logits
+    ways = {way["name"]: way["peak"]["total"] for way in told["ways"]}
+    assert ways["exact"] - ways["fused loss"] > logits
+    assert told["recommended_way"]["name"].endswith("fused loss")
+    shown = run(capsys, str(tmp_path), "--batch", "8", "--seq", "16")
+    remedy = "are the logits and their loss: bs.fuse_loss_(model) makes them some rows at a time"
+    assert remedy in " ".join(shown.split())
+    assert "\n  bs.fuse_loss_(model)\n" in shown
 
 
 class Blocks(nn.Module):
@@ -337,6 +401,7 @@ MISTAKES = [
     (["bert", "--seq", "-1"], "seq must be a positive integer, got -1"),
     (["bert", "--seq", "65"], "seq must be at most 64, the positions that the model has, got 65"),
     (["roberta", "--seq", "65"], "seq must be at most 64, the positions that the model has, got 65"),
+    (["bert", "--optimizer", "lion"], "optimizer must be one of adamw, adamw8bit, sgd, got 'lion'"),
     (["bert", "--head", "colour"], "head must be one of sequence-classification, causal-lm"),
     (["bert", "--head", "seq2seq-lm"], "transformers has no bert model with the head 'seq2seq-lm': --head may be sequ"),
     (["whisper", "--seq", "21"], "seq must be at most 20, the positions that the model has, got 21"),

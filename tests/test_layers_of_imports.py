@@ -12,8 +12,8 @@ SOURCE = Path(backsketch.__file__).parent
 # The parts of the package (folders and single files) in order. A part may import itself and the parts before it.
 ORDER = [
     {"torch_private"},
-    {"argument_checks", "numerics", "random_words", "saved_as_it_is", "sharded", "table", "tensor_storages"},
-    {"seeds"},
+    {"argument_checks", "made_classes", "numerics", "random_words", "saved_as_it_is", "table", "tensor_storages"},
+    {"seeds", "sharded"},
     {"sketches"},
     {"storage"},
     {"config"},
@@ -21,6 +21,7 @@ ORDER = [
     {"linear"},
     {"changed_forward"},
     {"rest"},
+    {"losses"},
     {"convert"},
     {"noise"},
     {"memory"},

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from transformers import LlamaConfig, LlamaForCausalLM
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -163,3 +164,27 @@ def test_rest_is_on_for_the_fit_in_the_net_that_a_training_step_calls(tmp_path, 
     assert [type(each) for each in module.modules()] == own
     with pytest.raises(ValueError, match="rest as a number of bits must be one of"):
         SketchCallback(rest=5)
+
+
+class LanguageModel(Regression):
+    def __init__(self):
+        super().__init__()
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        self.net = LlamaForCausalLM(LlamaConfig(vocab_size=60, use_cache=False, **sizes))
+        self.fused = set()
+
+    def training_step(self, batch, index):
+        ids = torch.randint(60, (2, 8))
+        output = self.net(ids, labels=ids)
+        self.fused.add((output.logits is None, summary(self).fused_losses))
+        return output.loss
+
+
+def test_a_fused_loss_is_on_for_the_fit(tmp_path):
+    module = LanguageModel()
+    own = [type(each) for each in module.modules()]
+    fit(tmp_path, module, SketchCallback(CONFIG, fused_loss=True))
+    assert module.fused == {(True, ("net",))}
+    assert [type(each) for each in module.modules()] == own
+    with pytest.raises(ValueError, match="fuse_loss_ found no language model in Regression"):
+        fit(tmp_path, Regression(), SketchCallback(CONFIG, fused_loss=True))

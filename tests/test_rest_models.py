@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from backsketch import RestConfig, saved_memory, sketch_, unsketch_
+from backsketch import RestConfig, profile, saved_memory, sketch_, summary, unsketch_
 from backsketch.memory.meta_device import meta_step
 from backsketch.rest.saving import observe_saving
 from cases import needs_shown_saves, within_five_standard_errors
@@ -139,9 +139,66 @@ def test_a_whole_step_in_bf16_keeps_a_small_share_of_its_bytes(name):
     assert share(make, dtype=torch.bfloat16, **options) <= 2 * bound
 
 
-@pytest.mark.parametrize("experts", ["eager", "grouped_mm"])
+EXPERTS = ["eager", "grouped_mm", "batched_mm"]
+
+
+@pytest.mark.parametrize("experts", EXPERTS)
 def test_experts_keep_a_small_share(experts):
     assert share(wide_mixtral, "cpu", experts=experts) <= 0.19
+
+
+def small_experts(name, experts):
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"vocab_size": 100, "num_key_value_heads": 2, "experts_implementation": experts}
+    if name == "Qwen3Moe":
+        sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 16}
+    else:
+        sizes |= {"num_local_experts": 4}
+    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**sizes))
+    return model.train(), text()
+
+
+@pytest.mark.parametrize("experts", EXPERTS)
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe"])
+def test_inputs_of_experts_are_packed_once_each_and_told_of(name, experts):
+    """Both of an expert's inputs: of gate and up, which share one, and of down; batched_mm keeps weights too."""
+    model, inputs = small_experts(name, experts)
+    sketch_(model, rest=RestConfig(min_elements=64))
+    seen: list[tuple[Any, Any]] = []
+
+    def note(family, tensor, kept):
+        if family == "experts":
+            seen.append((tensor, kept))
+
+    with observe_saving(note):
+        loss = model(**inputs).loss
+    packed = [kept for _, kept in seen if kept is not None]
+    assert packed
+    assert all(kept.memory.bits == 4 for kept in packed)
+    assert len({id(kept.memory) for kept in packed}) == len(packed)
+    if experts != "batched_mm":
+        assert all(kept.memory.rotated for kept in packed)
+        tokens = 2 * inputs["input_ids"].numel()  # each goes to two experts
+        assert sum(tensor.numel() for tensor, kept in seen if kept is not None) == tokens * (32 + 48)
+    loss.backward()
+    reasons = [each.reason for each in summary(model).unreached if len(each.shape) == 3]
+    assert reasons
+    assert all(reason.endswith("rest keeps its input in few bits") for reason in reasons)
+    found = {family.name: family for family in profile(model, **inputs).families}
+    assert 0 < found["experts"].after < 0.5 * found["experts"].before
+
+
+@pytest.mark.parametrize("experts", EXPERTS)
+def test_gradients_of_experts_are_unbiased(experts):
+    model, inputs = small_experts("Mixtral", experts)
+    exact = gradients(model, inputs)
+    config = RestConfig(pointwise=None, product=3, attention=None, norm=None, other=None, min_elements=64)
+    sketch_(model, {"*": None}, rest=config)
+    draws = [gradients(model, inputs) for _ in range(30)]
+    for each in (name for name in exact if "experts" in name):
+        along = torch.stack([(drawn[each] * exact[each]).sum() / exact[each].square().sum() for drawn in draws])
+        assert along.std() > 0
+        assert within_five_standard_errors(along, 1), (each, along.mean(), along.std())
 
 
 def test_a_state_space_model_keeps_a_small_share(wide_mamba):

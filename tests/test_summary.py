@@ -10,6 +10,7 @@ from cases import needs_shown_saves
 from small import HIDDEN, LENGTH, gpt2, llama, mixtral
 
 CONFIG = SketchConfig(ratio=0.5)
+WITHOUT_REST = "no linear layer; rest=True packs its input"
 
 
 def trained(model):
@@ -36,11 +37,11 @@ def test_experts_that_are_bare_parameters_are_named_first_with_their_share():
     assert gate_up.modules == tuple(f"model.layers.{index}.mlp.experts" for index in range(2))
     assert gate_up.name == "model.layers.*.mlp.experts.gate_up_proj"
     assert gate_up.share == pytest.approx(2 * 8 * 96 * 32 / total)
-    assert gate_up.reason == "a 3-D parameter of MixtralExperts: no linear layer"
+    assert gate_up.reason == f"a 3-D parameter of MixtralExperts: {WITHOUT_REST}"
     assert down.shape == (8, 32, 48)
     assert {each.name: each.reason for each in report.unreached[2:]} == {
         "model.embed_tokens.weight": "embedding: keeps only indices",
-        "model.layers.*.mlp.gate.weight": "a 2-D parameter of MixtralTopKRouter: no linear layer",
+        "model.layers.*.mlp.gate.weight": f"a 2-D parameter of MixtralTopKRouter: {WITHOUT_REST}",
     }
     lines = str(report).splitlines()
     assert lines[0] == (

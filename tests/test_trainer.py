@@ -4,15 +4,24 @@ import json
 import math
 import subprocess
 import sys
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.data import IterableDataset
-from transformers import BertForSequenceClassification, TrainerCallback
+from transformers import (
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from backsketch import RestConfig, SketchConfig, saved_memory, sketch_, summary
 from backsketch.convert.converted_state import ConvertedState
@@ -506,3 +515,56 @@ def test_accelerate_launch(tmp_path):
     assert first["world"] == 2
     assert same(first["weights"], second["weights"])
     assert any("backsketch/kept_bytes" in entry for entry in first["log"])
+
+
+class WatchLogits(TrainerCallback):
+    """Note whether the loss is fused while training."""
+
+    def __init__(self):
+        self.fused = set()
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        self.fused.add(summary(model).fused_losses)
+
+
+def language_trainer(folder, callback, others=(), **options):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=60, tie_word_embeddings=True, use_cache=False, **sizes))
+    ids = torch.randint(60, (8, 12))
+    rows = [{"input_ids": each, "labels": each} for each in ids]
+    settings: dict[str, Any] = {"max_steps": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    settings |= {"use_cpu": True, "report_to": [], "save_strategy": "no", "logging_steps": 1} | options
+    arguments = TrainingArguments(output_dir=str(folder), **settings)
+    return Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=[callback, *others])
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_fused_loss_is_on_for_the_run_and_trains_as_the_plain_one(tmp_path, bf16):
+    """With bf16 accelerate has put a forward on the model before the callback comes."""
+    watch = WatchLogits()
+    fused = language_trainer(tmp_path, SketchCallback({"*": None}, fused_loss=True), [watch], bf16=bf16)
+    plain = language_trainer(tmp_path, TrainerCallback(), bf16=bf16)
+    for trainer in (fused, plain):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "sketch_ converted no layer")
+            trainer.train()
+    assert watch.fused == {("",)}
+    assert summary(fused.model).fused_losses == ()
+    assert "_forward_without_fused_loss" not in fused.model.__dict__
+    losses = [logged(each, "loss") for each in (fused, plain)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3 if bf16 else 1e-5)
+    assert fused.predict(fused.eval_dataset).predictions.shape == (8, 12, 60)
+    kept = [entry["backsketch/kept_bytes"] for entry in fused.state.log_history if "backsketch/kept_bytes" in entry]
+    assert kept
+
+
+def test_a_fused_loss_with_other_options_of_the_trainer_is_refused_in_words_or_warned_of(tmp_path):
+    with pytest.raises(TypeError, match="fused_loss must be True or False, got 1"):
+        SketchCallback(fused_loss=1)  # type: ignore[arg-type]
+    compiled = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+    trainer = language_trainer(tmp_path, SketchCallback(fused_loss=True), **compiled)
+    with pytest.raises(ValueError, match="fused_loss must be False with torch_compile=True"):
+        trainer.train()
+    with pytest.warns(UserWarning, match="fused_loss has no effect with label_smoothing_factor"):
+        language_trainer(tmp_path, SketchCallback(fused_loss=True), label_smoothing_factor=0.1).train()

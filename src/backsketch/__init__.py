@@ -11,6 +11,8 @@ from .fitting.fit_result import Fit
 from .fitting.fitter import fit
 from .linear.algorithm import sketched_linear
 from .linear.layer import SketchedLinear
+from .losses.fused_models import fuse_loss_, unfuse_loss_
+from .losses.linear_cross_entropy import linear_cross_entropy
 from .masks.attention_mask import ignore_attention_mask
 from .masks.scopes import valid_rows
 from .memory.layer_cost import cost
@@ -40,7 +42,9 @@ __all__ = [
     "checkpoint_",
     "cost",
     "fit",
+    "fuse_loss_",
     "ignore_attention_mask",
+    "linear_cross_entropy",
     "noise",
     "peak_memory",
     "plan",
@@ -50,6 +54,7 @@ __all__ = [
     "sketched_linear",
     "summary",
     "uncheckpoint_",
+    "unfuse_loss_",
     "unsketch_",
     "valid_rows",
 ]

@@ -7,14 +7,12 @@ original. All ways share one subclass, so they can be taken in any order and giv
 
 from __future__ import annotations
 
-import copyreg
 import functools
 import inspect
 import sys
 from collections.abc import Callable
-from types import FunctionType, new_class
+from types import FunctionType
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -22,10 +20,12 @@ from torch.nn.utils import parametrize
 
 from .linear.layer import refuse_script
 from .linear.twin_registry import twins
+from .made_classes import one_for_each_class, subclass_with_forward
 from .sharded import become, own_class
 
-# Where a module has its setting for each way, the outermost first: inputs of checkpoints are packed too.
-PACKING, CHECKPOINTING = WAYS = ("_rest_config", "_checkpointed_block")
+# Where a module has its setting for each way, the outermost first: inputs of checkpoints are packed too, and a
+# checkpoint runs a fused loss again.
+PACKING, CHECKPOINTING, FUSED_LOSS = WAYS = ("_rest_config", "_checkpointed_block", "_fused_loss")
 
 Way: TypeAlias = Callable[..., Any]  # takes the module, its setting, its forward and what that is called with
 
@@ -102,24 +102,13 @@ def _only_moves_data(module: nn.Module) -> bool:
     return isinstance(module, wrappers)
 
 
-# A class made at run time, as for a GraphModule, goes when nobody uses it, and so does its subclass.
-_classes: WeakKeyDictionary[type[nn.Module], ref[type[nn.Module]]] = WeakKeyDictionary()
-
-
+@one_for_each_class
 def changed_class(own: type[nn.Module]) -> type[nn.Module]:
     """Return the subclass of ``own`` whose forward runs in the ways that its instance has settings for.
 
     It has the same name.
     """
-    known = _classes.get(own)
-    kind = None if known is None else known()
-    if kind is None:
-        kind = _changed_class(own)
-        _classes[own] = ref(kind)
-    return kind
 
-
-def _changed_class(own: type[nn.Module]) -> type[nn.Module]:
     @functools.wraps(own.forward)  # the Trainer reads the signature of forward
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Not super(): accelerate holds this function, and calls it also after the module has got its class back.
@@ -129,27 +118,5 @@ def _changed_class(own: type[nn.Module]) -> type[nn.Module]:
                 run = functools.partial(_ways[name], self, setting, run)
         return run(*args, **kwargs)
 
-    def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:  # noqa: N807
-        """Refer to the class by ``own``: pickle finds classes by name."""
-        reduced: Any = own.__reduce_ex__(self, max(2, protocol))
-        made, arguments, *others = reduced
-        if made is copyreg.__newobj__ and arguments[0] is kind:  # type: ignore[attr-defined]
-            return new_instance, (own, *arguments[1:]), *others
-        return reduced
-
-    members = {
-        "__module__": own.__module__,
-        "__qualname__": own.__qualname__,
-        "__doc__": own.__doc__,
-        "__reduce_ex__": __reduce_ex__,
-        "__prepare_scriptable__": lambda self: refuse_script(),
-        "forward": forward,
-        _OWN_CLASS: own,
-    }
-    kind: type[nn.Module] = new_class(own.__name__, (own,), exec_body=lambda namespace: namespace.update(members))
-    return kind
-
-
-def new_instance(own: type[nn.Module], *arguments: Any) -> nn.Module:
-    """Return an empty instance of the changed class of ``own``, which copy and pickle then fill."""
-    return own.__new__(changed_class(own), *arguments)
+    members = {"__prepare_scriptable__": lambda self: refuse_script(), _OWN_CLASS: own}
+    return subclass_with_forward(own, forward, **members)

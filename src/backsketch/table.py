@@ -10,17 +10,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Titles and rows of cells, with lines of text below; ``numeric`` columns are set flush right."""
+    """Titles and rows of cells, with lines of text above and below; ``numeric`` columns are set flush right."""
 
     titles: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
     numeric: frozenset[int] = frozenset()
+    heads: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         widths = [max(map(len, column)) for column in zip(self.titles, *self.rows, strict=True)]
         lines = [self._line(row, widths) for row in (self.titles, *self.rows)]
-        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], *self.notes])
+        return "\n".join([*self._above(), lines[0], "-" * len(lines[0]), *lines[1:], *self.notes])
 
     def __rich__(self) -> Any:
         from rich.console import Group
@@ -32,7 +33,7 @@ class Table:
             table.add_column(title, justify="right" if index in self.numeric else "left", overflow="fold")
         for row in self.rows:
             table.add_row(*map(Text, row))
-        return Group(table, *map(Text, self.notes))
+        return Group(*map(Text, self._above()), table, *map(Text, self.notes))
 
     def show(self) -> None:
         """Print the table, fitted to the terminal where rich is installed."""
@@ -42,6 +43,9 @@ class Table:
             print(self)
         else:
             rich_print(self.__rich__())
+
+    def _above(self) -> tuple[str, ...]:
+        return (*self.heads, "") if self.heads else ()
 
     def _line(self, row: Sequence[str], widths: Sequence[int]) -> str:
         cells = (

@@ -95,6 +95,11 @@ def backward_under_modes(loss: Tensor) -> None:
     )
 
 
+def as_plain_tensors() -> Any:
+    """Return a context in which tensors of a subclass are treated as plain ones; torch documents it under this name."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
 # Memory
 
 
@@ -293,6 +298,16 @@ def unwrapped(tensor: Tensor) -> Tensor:
 
 
 # Modules
+
+
+def runs_inside_compile() -> bool:
+    """Tell whether torch.compile runs or traces the code around this, also where it could not trace it.
+
+    ``torch.compiler.is_compiling`` tells the latter alone.
+    """
+    from torch._C._dynamo import eval_frame
+
+    return torch.compiler.is_compiling() or eval_frame.get_eval_frame_callback() is not None
 
 
 def own_parameters(module: nn.Module) -> Iterator[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, TypeAlias
 
@@ -20,6 +21,7 @@ from ..memory.profile_result import Profile
 from ..memory.profiling import profile as profile_step
 from ..planning.budget import as_budget
 from ..planning.planner import RATIOS
+from .optimizers import OPTIMIZERS
 from .options import (
     SKETCH,
     AsJson,
@@ -36,6 +38,7 @@ from .options import (
 )
 from .problems import Problem, need, users_mistakes
 from .profile_report import ModelReport, linear_inputs
+from .step_ways import StepWay, measured_ways
 
 KEEPS = (0.27, 0.1, 0.05)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -74,9 +77,12 @@ def profile(
             rich_help_panel=SKETCH,
         ),
     ] = None,
+    optimizer: Annotated[
+        str, Option(help="adamw, adamw8bit or sgd: whose states come on top of the peak, by formula.")
+    ] = "adamw",
     as_json: AsJson = False,
 ) -> int:
-    """Show what one training step of a model keeps for backward, by layer, and what a sketch saves.
+    """Show what one training step of a model needs at its peak, what that is made of, and what lowers it.
 
     Example: backsketch profile roberta-base --batch 32 --seq 128
 
@@ -88,6 +94,8 @@ def profile(
     for name, value in (("batch", batch), ("seq", seq)):
         if value < 1:
             raise Problem(f"{name} must be a positive integer, got {value}")
+    if optimizer not in OPTIMIZERS:
+        raise Problem(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
     if dtype is not None and dtype not in DTYPES:
         raise Problem(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     check_budget(budget, given)
@@ -139,7 +147,11 @@ def profile(
         "dtype_from": "--dtype" if dtype else "config" if stated else "default",
         "device": device,
     }
-    report = ModelReport(about, profiles, preferred)
+    report = ModelReport(about, profiles, preferred, optimizer)
+    with Console(stderr=True).status("computing a step in other ways"):
+        found = list(measured_ways(network, inputs, profiles[report.best or preferred]))
+    ways = tuple(each for each in found if isinstance(each, StepWay))
+    report = replace(report, ways=ways, failed=tuple(each for each in found if isinstance(each, str)))
     if as_json:
         print(json.dumps(report.record(), indent=1))
     else:

@@ -14,6 +14,8 @@ from ..memory.profile_result import Profile
 from ..table import Table, readable
 from .config_text import as_code, in_words, noise_in_words
 from .layer_groups import exclusions, kinds_of, other_bytes, short
+from .optimizers import OPTIMIZERS
+from .step_ways import StepWay, best_way
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,16 @@ class ModelReport:
             batch also in words, and where the dtype comes from: ``--dtype``, the model's ``config`` or ``default``.
         profiles: the profile of the config that was asked for, then those of configs to compare it with.
         preferred: the one of them that is recommended if it lowers the peak.
+        optimizer: a name in ``OPTIMIZERS``, whose states come on top of the peak.
+        ways: the step in other ways too, exact first; failed: why some could not be measured.
     """
 
     about: Mapping[str, Any]
     profiles: Mapping[SketchConfig, Profile]
     preferred: SketchConfig
+    optimizer: str = "adamw"
+    ways: tuple[StepWay, ...] = ()
+    failed: tuple[str, ...] = ()
 
     @property
     def config(self) -> SketchConfig:
@@ -44,18 +51,70 @@ class ModelReport:
         """Return the preferred config if it lowers the peak, else the first that does, else None."""
         return next((each for each in (self.preferred, *self.profiles) if self.profiles[each].lowers_peak), None)
 
+    @property
+    def best_way(self) -> StepWay | None:
+        """Return the way that is recommended, if one lowers the peak."""
+        return best_way(self.ways)
+
+    @property
+    def states(self) -> int:
+        """Return the bytes of the optimiser's states."""
+        return OPTIMIZERS[self.optimizer].size(self.about["parameters"], self.about["parameter_bytes"])
+
     def show(self) -> None:
-        """Print the report."""
-        about, found = self.about, self.found
+        """Print the report: the total first, then what it is made of."""
+        about = self.about
         dtype = f"{about['dtype']} ({_DTYPE_FROM[about['dtype_from']]})"
         _print(f"{about['model']}: {about['architecture']}, {_count(about['parameters'])} parameters, {dtype}")
-        _print(f"One training step on {about['examples']} keeps {readable(found.kept_before)} for backward.\n")
-        self.layer_table().show()
-        print()
-        self.choice_table().show()
+        for line in self.totals():
+            _print(line)
+        tables = (self.way_table(), self.family_table(), self.layer_table(), self.choice_table())
+        for table in (table for table in tables if table.rows):
+            print()
+            table.show()
         print()
         for note in self.notes():
             _print(note)
+
+    def totals(self) -> Iterator[str]:
+        """Yield what the exact step needs and what the recommended way needs, and what the first is made of."""
+        found, states = self.found, self.states
+        needed = found.peak_before.total + states
+        total = f"One training step on {self.about['examples']} keeps {readable(found.kept_before)} for backward"
+        total += f" and needs {readable(needed)} at its peak"
+        if (best := self.best_way) is not None:
+            total += f"; as recommended below, {_compared(best.peak.total + states, needed)}"
+        yield f"{total}."
+        name = OPTIMIZERS[self.optimizer].name
+        parts = {**found.peak_before.parts, f"{name}'s states": states}
+        named = ", ".join(f"{part} {readable(size)}" for part, size in parts.items() if size)
+        yield f"The exact peak is in {short(str(found.peak_before.place)).rpartition(' (')[0]}: {named}."
+        if found.loss_bytes >= _WORTH * found.peak_before.total:
+            remedy = ": bs.fuse_loss_(model) makes them some rows at a time" if any(w.fused for w in self.ways) else ""
+            yield f"{readable(found.loss_bytes)} of it are the logits and their loss{remedy}."
+
+    def way_table(self) -> Table:
+        """Return a row for each way to run the step: what it keeps, its peak, and the peak with optimiser states."""
+        if not self.ways:
+            return Table((), ())
+        kept, peak, states = self.ways[0].kept, self.ways[0].peak.total, self.states
+        rows = [
+            (
+                each.name,
+                _compared(each.kept, kept) if each is not self.ways[0] else readable(kept),
+                _compared(each.peak.total, peak) if each is not self.ways[0] else readable(peak),
+                readable(each.peak.total + states),
+            )
+            for each in self.ways
+        ]
+        titles = ("", "kept for backward", "peak", f"with {OPTIMIZERS[self.optimizer].name}")
+        return Table(titles, tuple(rows), numeric=frozenset({1, 2, 3}))
+
+    def family_table(self) -> Table:
+        """Return a row for each family of operations that ``rest`` keeps in few bits, before and after."""
+        families = next((each.families for each in self.ways if each.rest), ())
+        rows = tuple((each.name, readable(each.before), _compared(each.after, each.before)) for each in families)
+        return Table(("what rest keeps", "before", "after"), rows, numeric=frozenset({1, 2}))
 
     def layer_table(self) -> Table:
         """Return a row for each kind of layer under the first config, and notes on why some cannot pay."""
@@ -88,12 +147,18 @@ class ModelReport:
         return Table(("", "linear inputs", "kept for backward", "peak"), tuple(rows), numeric=frozenset({1, 2, 3}))
 
     def notes(self) -> Iterator[str]:
-        """Yield where the peak is, and the recommended config with its noise, or what would lower the peak instead."""
-        peak = self.found.peak_before
-        parts = ", ".join(f"{name} {readable(size)}" for name, size in peak.parts.items() if size)
-        yield f"The exact peak is in {short(str(peak.place)).rpartition(' (')[0]}: {parts}."
-        states = readable(self._adamw_bytes)
-        yield f"It counts forward and backward; AdamW's states come on top: {states}, less with an 8-bit AdamW."
+        """Yield what the optimiser keeps, and what is recommended with its noise, or what would lower the peak."""
+        chosen = OPTIMIZERS[self.optimizer]
+        yield f"{chosen.name} keeps {readable(self.states)}: {chosen.words}. The peak is that of forward and backward."
+        yield from (f"{problem}." for problem in self.failed)
+        if (way := self.best_way) is not None:
+            yield "\nRecommended:\n  import backsketch as bs"
+            yield from self._way_call(way)
+            if way.sketched and (price := noise_in_words(self.best or self.preferred)) is not None:
+                yield price
+            if way.rest:
+                yield "What rest adds to the noise is not counted there."
+            return
         if self.best is None:
             yield f"\nRecommended: no sketch. {self._none_lowers()}"
             yield from (f"- {remedy}" for remedy in self.found.remedies)
@@ -111,7 +176,13 @@ class ModelReport:
         return {
             **self.about,
             **first,
-            "adamw_bytes": self._adamw_bytes,
+            "adamw_bytes": OPTIMIZERS["adamw"].size(self.about["parameters"], self.about["parameter_bytes"]),
+            "optimizer": self.optimizer,
+            "optimizer_bytes": self.states,
+            "logits_bytes": self.found.loss_bytes,
+            "ways": [_way(each) for each in self.ways],
+            "not_measured": list(self.failed),
+            "recommended_way": None if self.best_way is None else _way(self.best_way),
             "advice": self.found.advice,
             "layers": self.found.to_records(),
             "others": others,
@@ -123,24 +194,28 @@ class ModelReport:
         peak = readable(self.found.peak_before.total)
         return f"{found} the peak of the step by 1% or more. What would, of its {peak}:"
 
-    def _call(self, best: SketchConfig) -> Iterator[str]:
+    def _way_call(self, way: StepWay) -> Iterator[str]:
+        """Yield the lines of Python that convert a model in a way."""
+        if way.fused:
+            yield "  bs.fuse_loss_(model)"
+        if way.sketched:
+            yield from self._call(self.best or self.preferred, ", rest=True" if way.rest else "")
+        elif way.rest:
+            yield '  bs.sketch_(model, {"*": None}, rest=True)'
+
+    def _call(self, best: SketchConfig, rest: str = "") -> Iterator[str]:
         """Yield the lines of Python that convert a model with the recommended config, where that pays."""
         globs, config = exclusions(self.profiles[best]), f"bs.{as_code(best)}"
         if globs is None:
             yield f"  config = {config}"
-            yield "  bs.sketch_(model, config, profile=bs.profile(model, **batch, config=config))"
+            yield f"  bs.sketch_(model, config, profile=bs.profile(model, **batch, config=config){rest})"
         elif globs:
             yield "  bs.sketch_(model, {"
             yield from (f'      "{glob}": None,' for glob in globs)
             yield f'      "*": {config},'
-            yield "  })"
+            yield f"  }}{rest})"
         else:
-            yield f"  bs.sketch_(model, {config})"
-
-    @property
-    def _adamw_bytes(self) -> int:
-        size: int = 2 * self.about["parameter_bytes"]
-        return size
+            yield f"  bs.sketch_(model, {config}{rest})"
 
 
 _DTYPE_FROM = {
@@ -148,6 +223,14 @@ _DTYPE_FROM = {
     "config": "as the model's config states",
     "default": "by default: the model's config states none",
 }
+
+
+_WORTH = 0.05  # logits of a smaller share of the peak are not worth a word
+
+
+def _way(way: StepWay) -> dict[str, Any]:
+    families = {each.name: {"before": each.before, "after": each.after} for each in way.families}
+    return {"name": way.name, "kept": way.kept, "peak": _peak(way.peak), "families": families}
 
 
 def linear_inputs(found: Profile) -> tuple[int, int]:

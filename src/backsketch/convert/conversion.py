@@ -13,6 +13,7 @@ from torch import nn
 from ..argument_checks import check_flag
 from ..config import SketchConfig
 from ..linear.algorithm import EXACT_IN_CHECKPOINT, INPUT_IS_HELD, RAN_IN_CHECKPOINT
+from ..losses.fused_models import is_deferring_head
 from ..masks.attention_mask import follow_attention_mask, forget_attention_mask
 from ..rest.packing_modules import check_rest, switch_off, switch_on
 from ..rest.rest_config import Rest
@@ -20,7 +21,15 @@ from ..sharded import become
 from ..torch_private import SHOWS_WHAT_IS_SAVED
 from .checkpointed_blocks import uncheckpoint_
 from .layer_classes import exact_type, is_sketched, sketched_type
-from .left_exact import NEVER_CALLED, lora_b_layers, lora_b_reason, narrow_reason, uncalled_layers, weight_of
+from .left_exact import (
+    FUSED_LOSS,
+    NEVER_CALLED,
+    lora_b_layers,
+    lora_b_reason,
+    narrow_reason,
+    uncalled_layers,
+    weight_of,
+)
 from .name_rules import NameRules
 
 if TYPE_CHECKING:
@@ -172,6 +181,8 @@ def _decide(model: nn.Module, rules: NameRules, where: Where | None) -> dict[str
             return Decision(reason=reason or "no pattern matches its name", stays=reason is None)
         if module in uncalled:
             reason = NEVER_CALLED
+        elif is_deferring_head(module):
+            reason = FUSED_LOSS
         elif _has_own_forward(module) and exact_type(module) is None:
             reason = "its forward was replaced, as accelerate's hooks do: convert it before that"
         elif module in lora_b:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from ..linear.algorithm import EXACT_IN_CHECKPOINT, INPUT_IS_HELD, RAN_IN_CHECKPOINT
+from ..losses.fused_models import fused_losses, is_deferring_head
 from ..rest.packing_modules import rest_of
 from ..rest.rest_config import RestConfig
 from ..table import Table, together
@@ -45,6 +46,7 @@ class Summary:
         unreached: the weights of two or more dimensions in no sketched layer, the largest first.
         rest: in how many bits everything else is kept that backward needs; None if it is kept as it is.
         blocks: the blocks that ``checkpoint_`` lets run under activation checkpointing.
+        fused_losses: the modules whose loss ``fuse_loss_`` has fused, by name.
     """
 
     layers: tuple[LayerReport, ...]
@@ -54,6 +56,7 @@ class Summary:
     unreached: tuple[Unreached, ...]
     rest: RestConfig | None = None
     blocks: tuple[str, ...] = ()
+    fused_losses: tuple[str, ...] = ()
 
     @property
     def sketched(self) -> tuple[LayerReport, ...]:
@@ -112,6 +115,9 @@ class Summary:
             yield "everything else that backward keeps is kept as it is: sketch_(model, rest=True)"
         if self.blocks:
             yield f"under activation checkpointing: {together(self.blocks)}"
+        if self.fused_losses:
+            whose = ", ".join(name or "the model" for name in self.fused_losses)
+            yield f"the loss of {whose} is fused: no logits are kept, and its output has none while it trains"
 
 
 def summary(model: nn.Module) -> Summary:
@@ -119,11 +125,12 @@ def summary(model: nn.Module) -> Summary:
     check_model(model)
     checkpointed = _checkpointed_modules(model)
     reports = (_report(name, module, module in checkpointed) for name, module in model.named_modules())
-    found = reach(model)
+    rest = rest_of(model)
+    found = reach(model, packed=rest is not None)
     layers = tuple(report for report in reports if report is not None)
-    return Summary(
-        layers, found.trained, found.reached, found.embeddings, found.unreached, rest_of(model), present_blocks(model)
-    )
+    shares = found.trained, found.reached, found.embeddings
+    ways = rest, present_blocks(model), tuple(fused_losses(model))
+    return Summary(layers, *shares, found.unreached, *ways)
 
 
 def _report(name: str, module: nn.Module, checkpointed: bool) -> LayerReport | None:
@@ -146,6 +153,8 @@ def _checkpointed_modules(model: nn.Module) -> set[nn.Module]:
 
 def _as_it_ran(module: nn.Module, checkpointed: bool) -> str:
     """Say what became of a sketched layer when it ran."""
+    if is_deferring_head(module):
+        return "; exact while the loss is fused"
     held = "; exact where it ran, since its input is held anyway" if module.__dict__.get(INPUT_IS_HELD) else ""
     return held + _in_checkpoints(module, checkpointed)
 

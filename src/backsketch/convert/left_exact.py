@@ -12,6 +12,7 @@ from ..config import SketchConfig
 from ..linear.keeping import kept_bytes
 
 FROZEN = "frozen: keeps nothing"
+FUSED_LOSS = "its loss is fused: its input is kept once, as it is, and no logits are"
 NEVER_CALLED = "its weight is read and it is never called"
 
 _MOST = 0.5  # of an input's bytes: a sketch that keeps more is hardly worth its noise

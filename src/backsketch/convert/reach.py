@@ -51,8 +51,8 @@ class Reach:
     unreached: tuple[Unreached, ...]
 
 
-def reach(model: nn.Module) -> Reach:
-    """Count the weights of ``model`` that train.
+def reach(model: nn.Module, *, packed: bool = False) -> Reach:
+    """Count the weights of ``model`` that train; ``packed`` tells that ``rest`` is on.
 
     A weight that several modules share counts once: for a sketched layer if it is in one, and for an embedding only if
     it is in no other module.
@@ -68,7 +68,7 @@ def reach(model: nn.Module) -> Reach:
         trained=total,
         reached=(total - untouched) / max(total, 1),
         embeddings=embeddings / max(total, 1),
-        unreached=_grouped([each for each in exact if each.parameter.dim() > 1], total),
+        unreached=_grouped([each for each in exact if each.parameter.dim() > 1], total, packed),
     )
 
 
@@ -101,16 +101,16 @@ def _identity(parameter: Tensor) -> Hashable:
     return tuple(sizes([parameter])), parameter.storage_offset(), parameter.numel()
 
 
-def _grouped(weights: list[_Owned], total: int) -> tuple[Unreached, ...]:
+def _grouped(weights: list[_Owned], total: int, packed: bool) -> tuple[Unreached, ...]:
     groups: dict[Hashable, list[_Owned]] = {}
     for each in weights:
-        reason = starred_names(why_unreached(each.module, each.parameter))
+        reason = starred_names(why_unreached(each.module, each.parameter, packed=packed))
         key = starred(each.path), type(each.module), each.name, each.parameter.shape, reason
         groups.setdefault(key, []).append(each)
     found = []
     for group in groups.values():
         first, elements = group[0], sum(each.parameter.numel() for each in group)
-        reason = why_unreached(first.module, first.parameter)
+        reason = why_unreached(first.module, first.parameter, packed=packed)
         found.append(
             Unreached(
                 modules=tuple(each.path for each in group),

@@ -39,8 +39,8 @@ def why_exact(module: nn.Module) -> str | None:
     return reason if reason is None or weight_trains(module) else f"{reason}; frozen"
 
 
-def why_unreached(module: nn.Module, parameter: Tensor) -> str:
-    """Say why no sketch reaches a parameter of ``module``."""
+def why_unreached(module: nn.Module, parameter: Tensor, *, packed: bool = False) -> str:
+    """Say why no sketch reaches a parameter of ``module``; ``packed`` tells that ``rest`` is on."""
     if (reason := why_exact(module)) is not None:
         return reason
     if isinstance(module, EMBEDDINGS):
@@ -49,7 +49,8 @@ def why_unreached(module: nn.Module, parameter: Tensor) -> str:
         return "convolution: no linear layer"
     if isinstance(module, nn.RNNBase):
         return _OWN_PRODUCTS
-    return f"a {parameter.dim()}-D parameter of {type(module).__name__}: no linear layer"
+    what = f"a {parameter.dim()}-D parameter of {type(module).__name__}: "
+    return what + ("rest keeps its input in few bits" if packed else "no linear layer; rest=True packs its input")
 
 
 def weight_trains(module: nn.Module) -> bool:

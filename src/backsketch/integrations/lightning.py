@@ -30,6 +30,7 @@ class SketchCallback(Callback):  # type: ignore[misc]
         noise_every: monitor the noise of each ``noise_every``-th step. It cannot measure compiled layers.
         noise_by_layer: log the noise of every layer too, as ``backsketch/noise/<layer>``.
         where, checkpointed, rest: as ``sketch_`` takes them.
+        fused_loss: also compute the loss without logits of all rows at once, as ``fuse_loss_`` does.
     """
 
     def __init__(
@@ -41,13 +42,15 @@ class SketchCallback(Callback):  # type: ignore[misc]
         where: Where | None = None,
         checkpointed: bool = True,
         rest: Rest = None,
+        fused_loss: bool = False,
     ) -> None:
-        check_arguments(config, noise_every, where, noise_by_layer, checkpointed, rest)
+        check_arguments(config, noise_every, where, noise_by_layer, checkpointed, rest, fused_loss)
         self.config = config
         self.noise_every = noise_every
         self.noise_by_layer = noise_by_layer
         self.checkpointed = checkpointed
         self.rest = rest
+        self.fused_loss = fused_loss
         self.where = where
         self._session: Session | None = None
         self._measuring = ExitStack()
@@ -60,7 +63,12 @@ class SketchCallback(Callback):  # type: ignore[misc]
             self._session = Session(pl_module, self.noise_every, noise_by_layer=self.noise_by_layer)
             autocast = _AUTOCAST.get(str(trainer.precision))
             self._session.begin(
-                self.config, self.where, checkpointed=self.checkpointed, rest=self.rest, autocast=autocast
+                self.config,
+                self.where,
+                checkpointed=self.checkpointed,
+                rest=self.rest,
+                fused_loss=self.fused_loss,
+                autocast=autocast,
             )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

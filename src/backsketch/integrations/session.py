@@ -16,6 +16,7 @@ from ..argument_checks import check_flag
 from ..config import SketchConfig
 from ..convert.conversion import Configs, Where, check_choice, sketch_
 from ..convert.converted_state import ConvertedState
+from ..losses.fused_models import fuse_loss_
 from ..memory.saved import saved_memory
 from ..monitor.noise_monitor import NoiseMonitor
 from ..monitor.noise_records import Record, add_up, by_layer, ratios
@@ -54,12 +55,19 @@ class Session:
         *,
         checkpointed: bool = True,
         rest: Rest = None,
+        fused_loss: bool = False,
         autocast: torch.dtype | None = None,
     ) -> None:
         """Convert the layers, which compute in ``autocast`` if it is given; training has made ``step`` steps before."""
         if configs is None and autocast is not None:
             configs = SketchConfig.recommended(dtype=autocast)
-        sketch_(self.model, configs, where, checkpointed=checkpointed, rest=rest)
+        if fused_loss:  # first, since it leaves the head exact
+            fuse_loss_(self.model)
+        try:
+            sketch_(self.model, configs, where, checkpointed=checkpointed, rest=rest)
+        except BaseException:
+            self._before.restore(self.model)
+            raise
         if self._noise_every is not None:
             self._monitor = NoiseMonitor(self.model, every=self._noise_every, callback=self._records.append)
         _running[self.model] = self._to_restore()
@@ -130,11 +138,18 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def check_arguments(
-    configs: object, noise_every: object, where: object, noise_by_layer: object, checkpointed: object, rest: object
+    configs: object,
+    noise_every: object,
+    where: object,
+    noise_by_layer: object,
+    checkpointed: object,
+    rest: object,
+    fused_loss: object = False,
 ) -> None:
     """Raise TypeError or ValueError for wrong arguments of a callback, before training starts."""
     check_choice(configs, where)
     check_flag("checkpointed", checkpointed)
+    check_flag("fused_loss", fused_loss)
     check_rest(rest)
     is_count = isinstance(noise_every, int) and not isinstance(noise_every, bool) and noise_every > 0
     if noise_every is not None and not is_count:

@@ -47,6 +47,7 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         noise_every: monitor the noise of each ``noise_every``-th step. Compiled layers cannot be monitored.
         noise_by_layer: log the noise of every layer too, as ``backsketch/noise/<layer>``: as many entries as layers.
         where, checkpointed, rest: as ``sketch_`` takes them.
+        fused_loss: also compute the loss without logits of all rows at once, as ``fuse_loss_`` does.
     """
 
     def __init__(
@@ -59,10 +60,11 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         where: Where | None = None,
         checkpointed: bool = True,
         rest: Rest = None,
+        fused_loss: bool = False,
     ) -> None:
         if budget is not None and not (config is None or isinstance(config, SketchConfig)):
             raise ValueError("config must be a single SketchConfig when budget plans the others")
-        check_arguments(config, noise_every, where, noise_by_layer, checkpointed, rest)
+        check_arguments(config, noise_every, where, noise_by_layer, checkpointed, rest, fused_loss)
         if budget is not None:
             as_budget(budget)
         self.config = config
@@ -71,6 +73,7 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         self.noise_by_layer = noise_by_layer
         self.checkpointed = checkpointed
         self.rest = rest
+        self.fused_loss = fused_loss
         self.where = where
         self.planned: dict[str, dict[str, Any] | None] | None = None
         self._session: Session | None = None
@@ -106,6 +109,13 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             raise ValueError("noise_every must be None with torch_compile=True: compiled layers cannot be monitored")
         if self.rest is not None and args.torch_compile:
             warnings.warn("rest has no effect on what torch_compile=True compiles: sketches alone do", stacklevel=2)
+        if self.fused_loss and args.torch_compile:
+            raise ValueError("fused_loss must be False with torch_compile=True, which compiles the model as a whole")
+        if self.fused_loss and args.label_smoothing_factor:
+            warnings.warn(
+                "fused_loss has no effect with label_smoothing_factor: the Trainer computes that loss from logits",
+                stacklevel=2,
+            )
         self._begin(state)
         model = unwrapped(kwargs["model"])
         if self.budget is not None:
@@ -120,6 +130,7 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             state.global_step,
             checkpointed=self.checkpointed,
             rest=self.rest,
+            fused_loss=self.fused_loss,
             autocast=autocast,
         )
 

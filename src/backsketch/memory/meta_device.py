@@ -65,5 +65,32 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     return torch.native_dropout(input, p, True)[0] if training and p else input
 
 
+class _GroupedProduct(torch.autograd.Function):
+    """The product of rows with the weights of experts, of which the kernel for meta tensors knows bf16 alone."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weights: Tensor, offs: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows, weights, offs)
+        return rows.new_empty(len(rows), weights.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        return tuple(
+            torch.empty_like(saved) if needed else None
+            for saved, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True)
+        )
+
+
+def _grouped_product(rows: Tensor, weights: Tensor, **options: Any) -> Tensor:
+    if rows.dtype == torch.bfloat16 or rows.dim() != 2 or weights.dim() != 3:
+        native: Callable[..., Tensor] = _GROUPED[0]
+        return native(rows, weights, **options)
+    out: Tensor = _GroupedProduct.apply(rows, weights, options.get("offs"))  # type: ignore[no-untyped-call]
+    return out
+
+
+_NAMED = ((F, "grouped_mm"), (torch, "_grouped_mm"))  # as versions of torch name it
+_GROUPED = [getattr(space, name) for space, name in _NAMED if hasattr(space, name)]
 _FUSED: dict[Any, Callable[..., Tensor]] = {F.scaled_dot_product_attention: _attention, F.dropout: _dropout}
+_FUSED |= dict.fromkeys(_GROUPED, _grouped_product)
 _ANSWERS: dict[Any, bool] = {Tensor.all: True, torch.all: True, Tensor.any: False, torch.any: False}

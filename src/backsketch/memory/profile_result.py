@@ -145,7 +145,7 @@ class Profile:
         if share >= 0.1 and self.loss_bytes > self.peak_before.total - self.peak_after.total:
             return (
                 f"at the logits: {readable(self.loss_bytes)} ({share:.0%}) of the peak are the logits and their loss; "
-                "a fused loss would help more"
+                "a fused loss would help more: backsketch.fuse_loss_(model)"
             )
         return None
 
@@ -167,7 +167,8 @@ class Profile:
             )
             for layer in self.layers
         )
-        return Table(titles, rows, tuple(self._notes()), numeric=frozenset({1, 2, 3}))
+        notes = (self.advice,) if self.advice else ()
+        return Table(titles, rows, notes, numeric=frozenset({1, 2, 3}), heads=tuple(self._totals()))
 
     def print_table(self) -> None:
         """Print the table, fitted to the terminal where rich is installed."""
@@ -179,7 +180,12 @@ class Profile:
     def __rich__(self) -> Any:
         return self.table().__rich__()
 
-    def _notes(self) -> Iterator[str]:
+    def _totals(self) -> Iterator[str]:
+        yield f"peak: {change(self.peak_before.total, self.peak_after.total)}"
+        yield f"  at: {self.peak_before.place}"
+        yield "  of it: " + ", ".join(
+            f"{role} {readable(size)}" for role, size in self.peak_before.parts.items() if size
+        )
         yield f"kept for backward: {change(self.kept_before, self.kept_after)}"
         if self.kept_if_all != self.kept_after:
             yield f"  if all selected layers were converted: {change(self.kept_before, self.kept_if_all)}"
@@ -190,13 +196,6 @@ class Profile:
             most := [f"{name} ({size / self.kept_before:.1%})" for name, size in self.elsewhere[:_NAMED]]
         ):
             yield f"  most of the rest is held by {', '.join(most)}"
-        yield f"peak: {change(self.peak_before.total, self.peak_after.total)}"
-        yield f"  at: {self.peak_before.place}"
-        yield "  of it: " + ", ".join(
-            f"{role} {readable(size)}" for role, size in self.peak_before.parts.items() if size
-        )
-        if self.advice:
-            yield self.advice
 
 
 def _added(parts: Iterable[tuple[str, int]]) -> dict[str, int]:

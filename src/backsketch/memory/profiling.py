@@ -20,7 +20,8 @@ from ..convert.conversion import (
 )
 from ..convert.converted_state import present_configs
 from ..convert.layer_classes import sketched_type
-from ..convert.left_exact import FROZEN
+from ..convert.left_exact import FROZEN, FUSED_LOSS
+from ..losses.fused_models import is_deferring_head
 from ..masks.attention_mask import follow_attention_mask
 from ..rest.packing_modules import check_rest, rest_of
 from ..rest.rest_config import Rest
@@ -124,6 +125,7 @@ def _layers(model: nn.Module, ledger: Ledger, chosen: Chosen, reasons: Mapping[s
         note = reasons.get(name, "" if config else left_exact_because(module) or "not selected")
         if not calls and name not in ledger.hooked:
             note = "keeps nothing: checkpointed or not run" if module.weight.requires_grad else FROZEN
+            note = FUSED_LOSS if is_deferring_head(module) else note
         yield LayerProfile(
             name=name,
             calls=len(calls),

@@ -109,7 +109,8 @@ for _name, _slope in {
 _register(Multiplied(), "mul", "multiply")
 _register(FewBits("product", elementwise=True), "addcmul", "exp")
 _register(FewBits("product"), "matmul", "mm", "bmm", "mv", "baddbmm", "einsum", "tensordot", "inner", "outer")
-_register(FewBits("product"), "bilinear", "_grouped_mm", "grouped_mm")
+_register(FewBits("product"), "bilinear")
+_register(FewBits("product", rotated=True), "_grouped_mm", "grouped_mm")  # the input of experts, and their weights
 _register(InputOfWeight(), "linear", "conv1d", "conv2d", "conv3d")
 _register(InputOfWeight(), "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 _register(InputOfWeight(position=1, name="mat1"), "addmm")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..torch_private import VIEWS_AND_CASTS, base_of, memory_id
 
+_TAKES_ROWS = ("IndexBackward0", "IndexSelectBackward0")
 _NODES_TO_SEE = 100  # a block of a transformer has fewer between two products of one tensor
 
 
@@ -25,6 +26,17 @@ def origin(tensor: Tensor) -> object:
 def is_weight(tensor: Tensor) -> bool:
     """Tell whether a tensor is a parameter, or a view or a cast of one, as autocast makes them."""
     return isinstance(origin(tensor), nn.Parameter)
+
+
+def is_of_experts(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a part of a parameter of three dimensions, which holds the weights of several experts.
+
+    An expert's weight is a view of it, and the weights of many tokens are rows taken from it.
+    """
+    source: Any = origin(tensor)
+    if not isinstance(source, Tensor) and getattr(source, "name", str)() in _TAKES_ROWS:
+        source = getattr(source.next_functions[0][0], "variable", None)
+    return isinstance(source, nn.Parameter) and source.dim() == 3
 
 
 def may_depend_on(tensors: Iterable[Tensor], tensor: Tensor) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..storage.packed_copies import packed_copy
-from .origins import is_weight, may_depend_on, origin, same_memory
+from .origins import is_of_experts, is_weight, may_depend_on, origin, same_memory
 from .packed_flags import PackedFlags
 from .saving import Keep, Kept, SavingStep, is_plain
 
@@ -72,10 +72,13 @@ class FewBits(Rule):
 
     An operand from which another one was computed, as in x · (x · x), gets a copy of its own: backward multiplies by
     both, and the product of two rounded values is unbiased only if their errors are independent.
+
+    ``rotated`` is for operands that are contracted along their rows in memory.
     """
 
     family: str
     elementwise: bool = False
+    rotated: bool = False
 
     def __call__(self, call: Call) -> Any:
         bits = getattr(call.step.config, self.family)
@@ -87,9 +90,10 @@ class FewBits(Rule):
                 return PackedFlags.of_mask(tensor)
             if not is_activation(tensor) or tensor.numel() * _BROADCAST <= largest:
                 return None
-            return call.step.few_bits(tensor, bits, shared=not _twice_on_a_path(tensor, bits, call.args))
+            shared = not _twice_on_a_path(tensor, bits, call.args)
+            return call.step.few_bits(tensor, bits, rotated=self.rotated, shared=shared)
 
-        return call.keeping(self.family, keep)
+        return call.keeping(self.family if self.elementwise else _family_of(call, self.family, whole=True), keep)
 
 
 def _twice_on_a_path(tensor: Tensor, bits: int | None, operands: tuple[Any, ...]) -> bool:
@@ -118,7 +122,18 @@ class InputOfWeight(Rule):
                 return None
             return call.step.few_bits(tensor, call.step.config.product, rotated=True)
 
-        return call.keeping("product", keep)
+        return call.keeping(_family_of(call, "product"), keep)
+
+
+def _family_of(call: Call, family: str, *, whole: bool = False) -> str:
+    """Return the name under which a product is counted: apart, if it is with the weights of experts.
+
+    Only where ``whole`` says so may these be a parameter as it is: a convolution has such a one too.
+    """
+    if family != "product":
+        return family
+    weights = (each for each in (*call.args, *call.kwargs.values()) if isinstance(each, Tensor) and each.requires_grad)
+    return "experts" if any((whole or each.grad_fn is not None) and is_of_experts(each) for each in weights) else family
 
 
 @dataclass(frozen=True, slots=True)
