@@ -10,7 +10,8 @@ from ..table import Table, readable
 from .fit_result import Fit, FitRow
 from .roofline import ACCELERATORS
 
-WIDE = 110  # columns from which on everything has room
+WIDE = 120  # columns from which on everything has room
+_LONGEST = 9  # letters of a module's name
 
 
 def as_text(found: Fit, columns: int, about: str = "") -> str:
@@ -26,7 +27,7 @@ def table_of(found: Fit, columns: int) -> Table:
     """Return a row for each way; narrow tables leave out what is the same in all rows of a group."""
     unit, scale = found.unit
     wide = columns >= WIDE
-    titles = [unit, *(("weights", "gradients", "states") if wide else ()), "kept", "peak", "left", "batch"]
+    titles = [unit, *(("weights", "grads", "states") if wide else ()), "kept", "peak", "left", "batch"]
     titles += [*(("length",) if found.length is not None else ()), "time", "noise", *(("peak is in",) if wide else ())]
     rows: list[tuple[str, ...]] = []
     group = ""
@@ -36,7 +37,7 @@ def table_of(found: Fit, columns: int) -> Table:
             rows.append((group, *[""] * (len(titles) - 1)))
         fixed = (row.weights, row.gradients, row.states) if wide else ()
         left = (found.memory - row.peak.total) / scale
-        cells = [("  " if group else "") + _name(row), *(f"{size / scale:.1f}" for size in fixed)]
+        cells = [(" " if group else "") + _name(row), *(f"{size / scale:.1f}" for size in fixed)]
         cells += [f"{row.activations / scale:.1f}", f"{row.peak.total / scale:.1f}", f"{left:+.1f}"]
         cells.append(str(row.largest_batch))
         if found.length is not None:
@@ -120,5 +121,5 @@ def _where(place: Place | None) -> str:
     if place.phase == "optimizer":
         return "the optimiser"
     if not place.module:
-        return f"{place.phase} of the loss"
-    return f"{place.phase}, {place.module.rpartition('.')[2]}"
+        return f"{place.phase} loss"
+    return f"{place.phase} {place.module.rpartition('.')[2][:_LONGEST]}"

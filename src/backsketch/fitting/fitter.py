@@ -10,6 +10,7 @@ from torch import nn
 from ..argument_checks import check_flag, check_positive
 from ..convert.checkpointed_blocks import uncheckpoint_
 from ..convert.conversion import check_model, unsketch_
+from ..losses.fused_models import unfuse_loss_
 from ..memory.training_step import Loss
 from ..planning.budget import as_budget
 from .batches import BatchMaker, Inputs, ResizableBatch
@@ -89,14 +90,12 @@ def fit_model(
     """Fit a model that is on the meta device, with batches of any size; time the steps of a real one, if there is."""
     if wish not in WISHES:
         raise ValueError(f"wish must be one of {', '.join(WISHES)}, got {wish!r}")
-    uncheckpoint_(unsketch_(model))
+    unfuse_loss_(uncheckpoint_(unsketch_(model)))
     if getattr(model, "is_gradient_checkpointing", False):
         model.gradient_checkpointing_disable()  # type: ignore[operator]
     most = positions(model) if length is not None else None
     if most is not None and length is not None and length > most:
-        raise ValueError(
-            f"the batch must be at most {most} tokens long, the positions that the model has, got {length}"
-        )
+        raise ValueError(f"length must be at most {most}, the positions that the model has, got {length}")
     fitter = _Fitter(memory, optimizer, ranks, batch, length, most or MOST_LENGTH, real)
     rows = [row for group in groups_of(model, batches, loss, lora) for row in fitter.rows(group)]
     return Fit(
@@ -136,12 +135,15 @@ class _Fitter:
         self._batch, self._length, self._most = batch, length, most
         self._real = real
         self._exact_seconds: float | None = None
+        self._few: dict[tuple[str, ...], bool] = {}  # blocks -> whether few of them can stand for all
 
     def rows(self, group: Group) -> Iterator[FitRow]:
         """Yield a row for each way to train a group."""
-        few = self._few_do(group.subject)
+        blocks = group.subject.blocks
+        if blocks not in self._few:
+            self._few[blocks] = self._few_do(group.subject)
         for way in group.ways:
-            yield self._row(group, way, few)
+            yield self._row(group, way, self._few[blocks])
 
     def _few_do(self, subject: Subject) -> bool:
         """Tell whether few blocks can stand for all: whether a step of all of them has the same peak to the byte."""
@@ -227,5 +229,6 @@ class _Fitter:
             self._memory,
             start=start,
             most=most,
-            predict=(lambda size: grown.peak(size, share)) if grown.foreseeable else None,
+            predict=lambda size: grown.peak(size, share),
+            exact=grown.foreseeable,
         )

@@ -11,16 +11,12 @@ from typing import Any
 from torch import nn
 
 from ..convert.checkpointed_blocks import blocks_of
+from ..losses.fused_models import fuse_loss_
 from ..memory.training_step import Loss
 from .batches import BatchMaker
 from .fit_result import ADAPTERS, FUSED
 from .subject import Subject
 from .ways import EXACT, Way, ways_for
-
-try:
-    from ..losses.fused_models import fuse_loss_
-except ImportError:  # pragma: no cover
-    fuse_loss_ = None
 
 
 @dataclass(frozen=True)
@@ -70,8 +66,6 @@ def _adapted(model: nn.Module, rank: int) -> nn.Module:
 
 def _fused(model: nn.Module) -> nn.Module | None:
     """Return a copy whose loss is fused, or None if it is no language model."""
-    if fuse_loss_ is None:
-        return None
     fused = copy.deepcopy(model)
     try:
         with warnings.catch_warnings():

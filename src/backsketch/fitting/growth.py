@@ -1,7 +1,8 @@
 """Growth: the peak of a step at any batch size or length, from the logs of a few.
 
 A step has the same events at every size, and the bytes of each event are a polynomial of the size: of degree 1 in the
-batch, of degree 2 in the length. Numbers of rows are rounded, so a prediction may be off by a few rows.
+batch, of degree 2 in the length. Numbers of rows are rounded, so a prediction may be off by a few rows. Where the
+events differ, as those of a loss that takes some rows at a time, the peaks themselves take the place of events.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ class Growth:
 
     def __init__(self, steps: Mapping[int, Timeline]) -> None:
         self._steps = dict(steps)
+        self._totals: dict[RankShare, list[int]] = {}
         first, *others = self._steps.values()
         self.foreseeable = all(first.matches(other) for other in others)
 
@@ -27,6 +29,11 @@ class Growth:
         """Predict the bytes of the peak at a size."""
         first = next(iter(self._steps.values()))
         weights = _lagrange(list(self._steps), size)
+        if not self.foreseeable:
+            if share not in self._totals:
+                self._totals[share] = [step.peak(share).total for step in self._steps.values()]
+            totals = self._totals[share]
+            return sum(weight * total for weight, total in zip(weights, totals, strict=True))
         segments = zip(*(step.segments for step in self._steps.values()), strict=True)
         known: dict[int, Tensor] = {}
         changes = []
@@ -39,7 +46,13 @@ class Growth:
 
 
 def largest(
-    fits: Callable[[int], int], limit: int, *, start: int, most: int, predict: Callable[[int], float] | None
+    fits: Callable[[int], int],
+    limit: int,
+    *,
+    start: int,
+    most: int,
+    predict: Callable[[int], float] | None,
+    exact: bool = True,
 ) -> int:
     """Return the largest size, at most ``most``, whose step has a peak of at most ``limit`` bytes; 0 if none has.
 
@@ -49,13 +62,14 @@ def largest(
         start: a size to begin with.
         most: the largest size to think of.
         predict: foretells what ``fits`` would measure, or None. What it says is measured before it is believed.
+        exact: whether to believe, once a size fits, that the next one does not if that is foretold.
     """
     measured: dict[int, int] = {}
     fitting, too_large, guess = 0, most + 1, min(start, most)
     while fitting + 1 < too_large:
         if predict is not None and len(measured) < _TRIES:
             guess = _foretold(predict, measured, limit, fitting, too_large)
-            if guess == fitting and fitting in measured:  # the next size is foretold not to fit
+            if exact and guess == fitting and fitting in measured:  # the next size is foretold not to fit
                 return fitting
         elif measured:
             guess = 2 * fitting if too_large > most else (fitting + too_large) // 2

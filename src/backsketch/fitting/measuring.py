@@ -10,10 +10,10 @@ from torch import nn
 
 from ..convert.checkpointed_blocks import uncheckpoint_
 from ..convert.conversion import unsketch_
+from ..losses.fused_models import fuse_loss_
 from ..memory.training_step import Loss, forward_to_loss, on_meta
 from ..memory.untouched_model import untouched
 from .batches import Inputs
-from .groups import fuse_loss_
 from .ways import Way
 
 ROUNDS = 3
@@ -35,7 +35,7 @@ def step_seconds(
     args, kwargs = inputs
     with untouched(model, inputs):
         uncheckpoint_(unsketch_(model))
-        if fused and fuse_loss_ is not None:
+        if fused:
             fuse_loss_(model)
         way.apply(model, blocks)
         found = []

@@ -16,8 +16,8 @@ from .step_log import record_step
 from .timeline import Timeline
 from .ways import ALL, SOME, Way
 
-# So many blocks run where blocks are alike: the first, one that stands for those between, its neighbour and the last.
-ALIKE, OF_TWO_KINDS = 4, 6
+# So many blocks run where blocks are alike, of each kind: the first, one that stands for those between, and the last.
+ALIKE, OF_TWO_KINDS = 3, 6
 
 
 @dataclass(frozen=True)

@@ -179,4 +179,20 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    found: list[Tensor] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Any, found: list[Tensor]) -> None:
+    """Add the tensors in a tree; most are short tuples, for which torch's own walk takes longer than the operation."""
+    if isinstance(tree, Tensor):
+        found.append(tree)
+    elif type(tree) in (tuple, list):
+        for each in tree:
+            _collect(each, found)
+    elif type(tree) is dict:
+        for each in tree.values():
+            _collect(each, found)
+    elif tree is not None and not isinstance(tree, (int, float, str)):
+        found.extend(leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
