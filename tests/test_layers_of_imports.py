@@ -26,6 +26,7 @@ ORDER = [
     {"monitor"},
     {"plots"},
     {"planning"},
+    {"control"},
     {"integrations"},
     {"programs"},
     {"cli"},

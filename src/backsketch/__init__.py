@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import noise
 from .config import SketchConfig
+from .control.noise_schedule import NoiseSchedule
 from .convert.conversion import sketch_, unsketch_
 from .convert.conversion_summary import summary
 from .linear.algorithm import sketched_linear
@@ -26,6 +27,7 @@ __version__ = "0.2.0.dev0"
 __all__ = [
     "SKETCHES",
     "NoiseMonitor",
+    "NoiseSchedule",
     "Plan",
     "PlanError",
     "Profile",

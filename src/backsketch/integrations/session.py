@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
 
 from ..argument_checks import check_flag
 from ..config import SketchConfig
+from ..control.noise_schedule import NoiseSchedule
 from ..convert.conversion import Configs, Where, check_choice, sketch_
 from ..convert.converted_state import ConvertedState
 from ..memory.saved import saved_memory
@@ -22,6 +24,8 @@ from ..monitor.noise_records import Record, add_up, by_layer, ratios
 from ..rest.packing_modules import check_rest
 from ..rest.rest_config import Rest
 from ..torch_private import inside_compiled
+
+_CONTROL_EVERY = 10  # steps between measurements for a control, unless noise_every says otherwise
 
 
 class Session:
@@ -32,16 +36,26 @@ class Session:
     Args:
         noise_every: monitor the noise of each ``noise_every``-th step; None never does.
         noise_by_layer: report the noise of every layer too, not only of all and of the worst.
+        noise_schedule: let the noise lower the learning rate of the optimizers that ``follow`` gets.
     """
 
-    def __init__(self, model: nn.Module, noise_every: int | None, *, noise_by_layer: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        noise_every: int | None,
+        *,
+        noise_by_layer: bool = False,
+        noise_schedule: bool = False,
+    ) -> None:
         self.model = unwrapped(model)
         if (unfinished := _running.pop(self.model, None)) is not None:  # an earlier run ended with an error
             _give_back(self.model, *unfinished)
         self._before = ConvertedState.of(self.model)
         self._records: list[Record] = []
-        self._noise_every = noise_every
+        self._noise_every = _CONTROL_EVERY if noise_every is None and noise_schedule else noise_every
         self._noise_by_layer = noise_by_layer
+        self._scales_rates = noise_schedule
+        self._schedules: list[NoiseSchedule] = []
         self._monitor: NoiseMonitor | None = None
         self._measures = False
         self._kept: int | None = None
@@ -66,6 +80,26 @@ class Session:
         if self._monitor is not None:
             self._monitor.start(step)
 
+    def follow(self, optimizers: Iterable[Optimizer], state: Mapping[str, Any] | None = None) -> None:
+        """Let the noise control the learning rates of ``optimizers``, if it is to; ``state`` is of a run to resume."""
+        if self._monitor is None:
+            return
+        if self._scales_rates:
+            self._schedules = [NoiseSchedule(optimizer, self._monitor) for optimizer in optimizers]
+        for schedule, own in zip(self._schedules, (state or {}).get("schedules", ()), strict=False):
+            schedule.load_state_dict(own)
+
+    def step_end(self) -> None:
+        """Let the controls act on what the step measured."""
+        for schedule in self._schedules:
+            schedule.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the controls, which a resumed run continues with; empty without any."""
+        if not self._schedules:
+            return {}
+        return {"schedules": [schedule.state_dict() for schedule in self._schedules]}
+
     def step_begin(self) -> None:
         """Start a step; measure what it keeps, unless a step was measured since the last report."""
         self._measures = self._kept is None
@@ -89,6 +123,8 @@ class Session:
             report["backsketch/noise_worst"] = max(layers.values(), key=_or_least)
             if self._noise_by_layer:
                 report.update({f"backsketch/noise/{layer}": value for layer, value in layers.items()})
+        if factors := [factor for schedule in self._schedules for factor in schedule.factors]:
+            report["backsketch/rate_factor"] = min(factors)
         self._records.clear()
         if self._monitor is not None:
             self._monitor.forget()
@@ -98,6 +134,8 @@ class Session:
     def end(self) -> None:
         """Give every module back the class and config it had."""
         _running.pop(self.model, None)
+        for schedule in self._schedules:
+            schedule.stop()
         _give_back(self.model, *self._to_restore())
 
     def _to_restore(self) -> _ToRestore:

@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -26,6 +27,7 @@ from ..torch_private import tree_map_only
 from .session import Session, check_arguments, unwrapped
 
 _PLAN = "backsketch/plan"  # not the callback's name, under which the Trainer would make another one from it
+_CONTROL = "backsketch/control"
 _ONE_CALLBACK = "a Trainer takes one SketchCallback: a mapping as its config can say what two would"
 
 
@@ -56,6 +58,7 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         budget: str | float | int | None = None,
         noise_every: int | None = None,
         noise_by_layer: bool = False,
+        noise_schedule: bool = False,
         where: Where | None = None,
         checkpointed: bool = True,
         rest: Rest = None,
@@ -69,6 +72,7 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         self.budget = budget
         self.noise_every = noise_every
         self.noise_by_layer = noise_by_layer
+        self.noise_schedule = noise_schedule
         self.checkpointed = checkpointed
         self.rest = rest
         self.where = where
@@ -112,7 +116,9 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             resumed = state.stateful_callbacks.get(_PLAN) if state.global_step else None
             self.planned = resumed or self._plan(model, kwargs["train_dataloader"], args)
             state.stateful_callbacks[_PLAN] = self.planned  # which every checkpoint keeps
-        self._session = Session(model, self.noise_every, noise_by_layer=self.noise_by_layer)
+        self._session = Session(
+            model, self.noise_every, noise_by_layer=self.noise_by_layer, noise_schedule=self.noise_schedule
+        )
         autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         self._session.begin(
             self._configs(),
@@ -122,6 +128,9 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             rest=self.rest,
             autocast=autocast,
         )
+        if (optimizer := kwargs.get("optimizer")) is not None:
+            inner = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
+            self._session.follow([inner], state.stateful_callbacks.get(_CONTROL) if state.global_step else None)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -137,6 +146,13 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Stop measuring: all passes of the step are done."""
         self._measuring.close()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Let the controls act, and note their state, which every checkpoint keeps."""
+        if self._session is not None:
+            self._session.step_end()
+            if controls := self._session.state_dict():
+                state.stateful_callbacks[_CONTROL] = controls
 
     def on_log(
         self,

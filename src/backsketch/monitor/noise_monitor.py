@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,6 +29,8 @@ _MOST_WAITING = 4096  # calls whose numbers may stay on the device: bounds what 
 _WHOLE = SketchConfig(ratio=1.0)  # stands for an input that is kept as it is
 
 _WITHOUT_REST = "without the noise of everything else that the model keeps in few bits (rest), which is not measured"
+
+_GOLDEN = 0x9E3779B97F4A7C15  # seeds of successive steps differ in about half of their bits
 
 _OWN_STREAM = 0x2545F491  # keeps the monitor's random numbers independent of data drawn with the same seed
 
@@ -85,7 +89,9 @@ class NoiseMonitor:
         self._called = False
         self._layers: dict[str, nn.Module] = {}
         self._handles: list[RemovableHandle] = []
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._listeners: OrderedDict[int, Callable[[list[Record]], object]] = OrderedDict()
+        self._seed: int | None = None
+        self._generators: dict[torch.device, tuple[int, torch.Generator]] = {}
 
     def start(self, step: int | None = None) -> NoiseMonitor:
         """Hook the sketched layers; records of an earlier run stay.
@@ -102,14 +108,15 @@ class NoiseMonitor:
         if not layers:
             raise ValueError("model must have a sketched layer to monitor, got none; convert it with sketch_ first")
         self._layers = {name or "(the model)": module for name, module in layers.items()}
+        if self._seed is None:
+            self._seed = torch.initial_seed() ^ _OWN_STREAM
         self._handles = [  # before other hooks, which may replace the output whose node is looked for
             module.register_forward_hook(partial(self._watch, name), prepend=True, with_kwargs=True)
             for name, module in self._layers.items()
         ]
         self._handles.append(register_optimizer_step_post_hook(self._after_optimizer))
         if step is not None:
-            self._step = step
-            self._steps = {earlier: layers for earlier, layers in self._steps.items() if earlier < step}
+            self._go_to(step)
         return self
 
     def stop(self) -> None:
@@ -131,11 +138,43 @@ class NoiseMonitor:
             return
         self._called = False
         ended, self._step = self._step, self._step + 1
+        if self.callback is None and not self._listeners:
+            if len(self._waiting) > _MOST_WAITING:
+                self._settle()
+            return
+        records = self._records(ended)
         if self.callback is not None:
-            for record in self._records(ended):
+            for record in records:
                 self.callback(record)
-        elif len(self._waiting) > _MOST_WAITING:
-            self._settle()
+        for listener in list(self._listeners.values()) if records else ():
+            listener(records)
+
+    def listen(self, listener: Callable[[list[Record]], object]) -> RemovableHandle:
+        """Call ``listener`` with the records of each step that was measured, when it ends; ``remove()`` ends that."""
+        handle = RemovableHandle(self._listeners)
+        self._listeners[handle.id] = listener
+        return handle
+
+    @property
+    def running(self) -> bool:
+        """Tell whether the layers are being watched."""
+        return bool(self._handles)
+
+    @property
+    def layers(self) -> Mapping[str, nn.Module]:
+        """Return name -> layer for the layers that are watched, or were until ``stop``."""
+        return MappingProxyType(self._layers)
+
+    def state_dict(self) -> dict[str, int | None]:
+        """Return what a resumed run needs to measure the same steps with the same random numbers, without records."""
+        return {"step": self._step, "seed": self._seed}
+
+    def load_state_dict(self, state: Mapping[str, int | None]) -> None:
+        """Continue where another monitor was; records of later steps are dropped."""
+        step, self._seed = state["step"], state["seed"]
+        assert step is not None
+        self._generators.clear()
+        self._go_to(step)
 
     def forget(self) -> None:
         """Drop the records of finished steps, which a long run with a ``callback`` no longer needs."""
@@ -152,6 +191,10 @@ class NoiseMonitor:
 
     def __str__(self) -> str:
         return self.table() if self._steps else "no backward pass through a sketched layer was seen"
+
+    def _go_to(self, step: int) -> None:
+        self._step = step
+        self._steps = {earlier: layers for earlier, layers in self._steps.items() if earlier < step}
 
     def _records(self, step: int) -> list[Record]:
         self._settle()
@@ -192,11 +235,16 @@ class NoiseMonitor:
         return Trace.of(x, config, self._generator(x.device), valid)
 
     def _generator(self, device: torch.device) -> torch.Generator:
-        """Return the monitor's own generator, so that it does not change the random numbers of training."""
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device=device)
-            self._generators[device].manual_seed(torch.initial_seed() ^ _OWN_STREAM)
-        return self._generators[device]
+        """Return the monitor's own generator, so that it does not change the random numbers of training.
+
+        What it draws in a step depends on the seed and on the number of the step alone, so that a run can resume.
+        """
+        step, generator = self._generators.get(device) or (-1, torch.Generator(device=device))
+        if step != self._step:
+            assert self._seed is not None
+            generator.manual_seed((self._seed + _GOLDEN * self._step) % 2**63)
+            self._generators[device] = self._step, generator
+        return generator
 
     @torch.no_grad()
     def _count(self, step: int, name: str, trace: Trace | KeptInput, grad_weight: Tensor, grad_out: Tensor) -> None:
