@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..argument_checks import check_positive, check_share
+from ..monitor.layer_weights import weights_of
 from ..monitor.noise_monitor import NoiseMonitor
 from ..monitor.noise_records import Record
 from .across_ranks import is_distributed, summed
@@ -206,8 +207,3 @@ class NoiseSchedule:
                 scaled.fill_(rate)
             elif group["lr"] == scaled:
                 group["lr"] = rate
-
-
-def weights_of(layer: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of which the weight of a linear layer is made, more than one if it is parametrized."""
-    return [parameter for name, parameter in layer.named_parameters() if name != "bias"]

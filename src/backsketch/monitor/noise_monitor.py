@@ -16,13 +16,14 @@ from torch.utils.hooks import RemovableHandle
 from ..config import SketchConfig
 from ..convert.conversion import Where
 from ..convert.layer_classes import is_sketched
-from ..linear.graph_node import after_backward, sketch_node
+from ..linear.graph_node import after_backward, kept_by, sketch_node
 from ..linear.inputs import input_of
 from ..numerics import as_rows
 from ..rest.packing_modules import rest_of
 from ..storage.packed_tensor import PackedTensor
 from .estimates import KeptInput, Trace
-from .noise_records import Record, Sums, settle, table
+from .layer_weights import weights_of
+from .noise_records import Record, Sums, headline, settle, table
 
 _MOST_WAITING = 4096  # calls whose numbers may stay on the device: bounds what a long run holds there
 
@@ -46,8 +47,9 @@ class NoiseMonitor:
 
     It observes every backward pass through a sketched layer, and changes neither gradients nor random numbers. Between
     the passes it keeps one or two floats a row (row norms; a random feature for blocked and transform kinds), never X.
-    It cannot observe layers inside ``torch.compile``. Nor does it see the noise of everything else that is kept in few
-    bits (``sketch_(model, rest=...)``); its table then says so.
+    It cannot observe layers inside ``torch.compile`` or ``torch.func``: layers that an optimizer trained unobserved are
+    in ``unseen``. Nor does it see the noise of everything else that is kept in few bits (``sketch_(model, rest=...)``).
+    What is printed says both. ``print(monitor)`` is one line on the whole model, ``monitor.table()`` has one a layer.
 
     A step ends when an optimizer that holds a monitored weight has stepped, or at ``step()``. A record is the **sum
     over the calls** of one layer in one step: micro-batches of gradient accumulation, or uses of a shared module.
@@ -87,6 +89,8 @@ class NoiseMonitor:
         self._waiting: list[Sums] = []
         self._step = 0
         self._called = False
+        self._seen: set[str] = set()
+        self._unseen: dict[str, None] = {}
         self._layers: dict[str, nn.Module] = {}
         self._handles: list[RemovableHandle] = []
         self._listeners: OrderedDict[int, Callable[[list[Record]], object]] = OrderedDict()
@@ -137,6 +141,7 @@ class NoiseMonitor:
         if not self._called:
             return
         self._called = False
+        self._seen.clear()
         ended, self._step = self._step, self._step + 1
         if self.callback is None and not self._listeners:
             if len(self._waiting) > _MOST_WAITING:
@@ -165,6 +170,11 @@ class NoiseMonitor:
         """Return name -> layer for the layers that are watched, or were until ``stop``."""
         return MappingProxyType(self._layers)
 
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """Name the layers to which an optimizer applied a gradient that was not observed."""
+        return tuple(self._unseen)
+
     def state_dict(self) -> dict[str, int | None]:
         """Return what a resumed run needs to measure the same steps with the same random numbers, without records."""
         return {"step": self._step, "seed": self._seed}
@@ -185,12 +195,17 @@ class NoiseMonitor:
         return [record for step in self._steps for record in self._records(step)]
 
     def table(self) -> str:
-        """Return a plain table, one line a layer: variances a step, ratios over all steps."""
-        noise = table(self.to_records())
-        return noise if rest_of(self.model) is None else f"{_WITHOUT_REST}\n\n{noise}"
+        """Return the line on the whole model, and a plain table with one line a layer: variances a step, ratios."""
+        return "\n\n".join((str(self), table(self.to_records()))) if self._steps else str(self)
 
     def __str__(self) -> str:
-        return self.table() if self._steps else "no backward pass through a sketched layer was seen"
+        notes = [] if rest_of(self.model) is None else [_WITHOUT_REST]
+        if self._unseen:
+            first, *others = self._unseen
+            more = f" and {len(others)} more" if others else ""
+            notes.append(f"without layers inside torch.compile or torch.func, which it cannot observe: {first}{more}")
+        noise = headline(self.to_records()) if self._steps else "no backward pass through a sketched layer was seen"
+        return "; ".join((noise, *notes))
 
     def _go_to(self, step: int) -> None:
         self._step = step
@@ -210,7 +225,12 @@ class NoiseMonitor:
 
     def _after_optimizer(self, optimizer: Optimizer, *_: object) -> None:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        if any(id(layer.weight) in held for layer in self._layers.values()):
+        mine = {name: weights_of(layer) for name, layer in self._layers.items()}
+        mine = {name: weights for name, weights in mine.items() if any(id(each) in held for each in weights)}
+        for name, weights in mine.items():
+            if name not in self._seen and any(weight.grad is not None for weight in weights):
+                self._unseen[name] = None
+        if mine:
             self.step()
 
     @torch.no_grad()
@@ -224,15 +244,18 @@ class NoiseMonitor:
         if torch.compiler.is_compiling() or (node := sketch_node(output)) is None:
             return
         self._called = True
+        self._seen.add(name)
         x = as_rows(input_of(args, kwargs).detach())
         if self._step % self.every == 0 and len(x):
-            trace = self._trace(x, _config_of(node.how), node.valid)
+            trace = self._trace(x, _config_of(node.how), node.valid, kept_by(node))
             after_backward(node, partial(self._count, self._step, name, trace))
 
-    def _trace(self, x: Tensor, config: SketchConfig, valid: Tensor | None) -> Trace | KeptInput:
+    def _trace(
+        self, x: Tensor, config: SketchConfig, valid: Tensor | None, kept: tuple[Tensor, ...] | None
+    ) -> Trace | KeptInput:
         if self.exact:
             return KeptInput(x.clone(), config, valid)  # the layer does not hold x, so x may change before backward
-        return Trace.of(x, config, self._generator(x.device), valid)
+        return Trace.of(x, config, self._generator(x.device), valid, kept)
 
     def _generator(self, device: torch.device) -> torch.Generator:
         """Return the monitor's own generator, so that it does not change the random numbers of training.
@@ -252,7 +275,7 @@ class NoiseMonitor:
         if not self._handles:
             return
         sums = self._steps.setdefault(step, {}).setdefault(name, Sums())
-        sums.add(trace.blocks, trace.rows, trace.measure(as_rows(grad_out), grad_weight))
+        sums.add(trace.blocks, trace.rows, trace.valid_rows, trace.measure(as_rows(grad_out), grad_weight))
         self._waiting.append(sums)
 
 

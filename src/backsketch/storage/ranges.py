@@ -46,7 +46,7 @@ class Grid:
         if not may_keep_zeros:
             return cls(least, step, None)
         zeros = step.signbit()
-        return cls(least, step.abs(), zeros if _any(zeros) else None)
+        return cls(least, step.abs(), zeros if any_flag(zeros) else None)
 
     def store(self, out: Tensor) -> None:
         """Write the grid as it is kept: (..., 2) bf16."""
@@ -61,13 +61,13 @@ class Grid:
 def _groups_with_zeros(values: Tensor, least: Tensor, levels: int) -> Tensor | None:
     """Tell which groups gain by an exact zero: it takes one of their levels, and no zero gets noise. (..., 1)."""
     begin_at_zero = least == 0
-    if not _any(begin_at_zero):
+    if not any_flag(begin_at_zero):
         return None
     others = (values != 0).sum(-1, keepdim=True)
     return begin_at_zero & (others * levels**2 < values.shape[-1] * (levels - 1) ** 2)
 
 
-def _any(flags: Tensor) -> bool:
+def any_flag(flags: Tensor) -> bool:
     """Tell whether a flag may be set: on an accelerator always yes, rather than wait for the answer."""
     return flags.device.type != "cpu" or bool(flags.any())
 
