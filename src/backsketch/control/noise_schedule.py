@@ -168,6 +168,8 @@ class NoiseSchedule:
 
     def _hear(self, records: Sequence[Record]) -> None:
         """Add up the variances of a measured step by parameter group."""
+        if not records:
+            return
         self._follow_groups()
         group_of = {id(each): index for index, group in enumerate(self._groups) for each in group["params"]}
         self._heard = self._heard or [[0.0, 0.0] for _ in self._groups]

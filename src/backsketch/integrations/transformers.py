@@ -48,6 +48,10 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             saved with every checkpoint, and taken from there when training resumes. With ``config``, that one's kind.
         noise_every: monitor the noise of each ``noise_every``-th step. Compiled layers cannot be monitored.
         noise_by_layer: log the noise of every layer too, as ``backsketch/noise/<layer>``: as many entries as layers.
+        noise_schedule: let the noise lower the learning rate (``NoiseSchedule``); ``backsketch/rate_factor`` is the
+            least factor of all parameter groups. It monitors each tenth step, unless ``noise_every`` says otherwise.
+        noise_limit: hold the noise at this multiple of SGD's by what layers keep (``NoiseLimit``), which is logged as
+            ``backsketch/limit_bytes``. Monitors as ``noise_schedule`` does.
         where, checkpointed, rest: as ``sketch_`` takes them.
     """
 
@@ -59,13 +63,14 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         noise_every: int | None = None,
         noise_by_layer: bool = False,
         noise_schedule: bool = False,
+        noise_limit: float | None = None,
         where: Where | None = None,
         checkpointed: bool = True,
         rest: Rest = None,
     ) -> None:
         if budget is not None and not (config is None or isinstance(config, SketchConfig)):
             raise ValueError("config must be a single SketchConfig when budget plans the others")
-        check_arguments(config, noise_every, where, noise_by_layer, checkpointed, rest)
+        check_arguments(config, noise_every, where, noise_by_layer, checkpointed, rest, noise_schedule, noise_limit)
         if budget is not None:
             as_budget(budget)
         self.config = config
@@ -73,6 +78,7 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         self.noise_every = noise_every
         self.noise_by_layer = noise_by_layer
         self.noise_schedule = noise_schedule
+        self.noise_limit = noise_limit
         self.checkpointed = checkpointed
         self.rest = rest
         self.where = where
@@ -106,6 +112,11 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Convert the model."""
         self._end()  # of an earlier run that broke off
+        if args.torch_compile and (self.noise_schedule or self.noise_limit is not None):
+            raise ValueError(
+                "noise_schedule and noise_limit cannot be used with torch_compile=True: compiled layers cannot be "
+                "monitored"
+            )
         if self.noise_every is not None and args.torch_compile:
             raise ValueError("noise_every must be None with torch_compile=True: compiled layers cannot be monitored")
         if self.rest is not None and args.torch_compile:
@@ -117,7 +128,11 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             self.planned = resumed or self._plan(model, kwargs["train_dataloader"], args)
             state.stateful_callbacks[_PLAN] = self.planned  # which every checkpoint keeps
         self._session = Session(
-            model, self.noise_every, noise_by_layer=self.noise_by_layer, noise_schedule=self.noise_schedule
+            model,
+            self.noise_every,
+            noise_by_layer=self.noise_by_layer,
+            noise_schedule=self.noise_schedule,
+            noise_limit=self.noise_limit,
         )
         autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         self._session.begin(

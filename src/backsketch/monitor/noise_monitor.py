@@ -151,14 +151,19 @@ class NoiseMonitor:
         if self.callback is not None:
             for record in records:
                 self.callback(record)
-        for listener in list(self._listeners.values()) if records else ():
+        for listener in list(self._listeners.values()) if ended % self.every == 0 else ():
             listener(records)
 
     def listen(self, listener: Callable[[list[Record]], object]) -> RemovableHandle:
-        """Call ``listener`` with the records of each step that was measured, when it ends; ``remove()`` ends that."""
+        """Call ``listener`` with the records of each step that was measured, as it ends, until it is removed."""
         handle = RemovableHandle(self._listeners)
         self._listeners[handle.id] = listener
         return handle
+
+    @property
+    def steps(self) -> int:
+        """Return how many steps have ended."""
+        return self._step
 
     @property
     def running(self) -> bool:
@@ -248,7 +253,8 @@ class NoiseMonitor:
         x = as_rows(input_of(args, kwargs).detach())
         if self._step % self.every == 0 and len(x):
             trace = self._trace(x, _config_of(node.how), node.valid, kept_by(node))
-            after_backward(node, partial(self._count, self._step, name, trace))
+            sketched = isinstance(node.how, SketchConfig)
+            after_backward(node, partial(self._count, self._step, name, trace, sketched))
 
     def _trace(
         self, x: Tensor, config: SketchConfig, valid: Tensor | None, kept: tuple[Tensor, ...] | None
@@ -270,12 +276,21 @@ class NoiseMonitor:
         return generator
 
     @torch.no_grad()
-    def _count(self, step: int, name: str, trace: Trace | KeptInput, grad_weight: Tensor, grad_out: Tensor) -> None:
+    def _count(
+        self,
+        step: int,
+        name: str,
+        trace: Trace | KeptInput,
+        sketched: bool,
+        grad_weight: Tensor,
+        grad_out: Tensor,
+    ) -> None:
         """After the backward of a call, add its numbers to those of the step."""
         if not self._handles:
             return
         sums = self._steps.setdefault(step, {}).setdefault(name, Sums())
-        sums.add(trace.blocks, trace.rows, trace.valid_rows, trace.measure(as_rows(grad_out), grad_weight))
+        measured = trace.measure(as_rows(grad_out), grad_weight)
+        sums.add(trace.blocks, trace.rows, trace.valid_rows, sketched, measured)
         self._waiting.append(sums)
 
 

@@ -24,15 +24,17 @@ class Sums:
     """Totals over the calls of one layer in one step; ``waiting`` holds calls whose numbers are still on the device."""
 
     calls: int = 0
+    sketched: int = 0
     rows: int = 0
     valid: int = 0
     dim: int = 0
     totals: list[float] = field(default_factory=lambda: [0.0] * len(RECORDED))
     waiting: list[tuple[RowBlocks, int, Tensor]] = field(default_factory=list)
 
-    def add(self, blocks: RowBlocks, rows: int, valid: int, measured: Tensor) -> None:
-        """Count one call, without waiting for its numbers."""
+    def add(self, blocks: RowBlocks, rows: int, valid: int, sketched: bool, measured: Tensor) -> None:
+        """Count one call, ``sketched`` or with its input kept in another way, without waiting for its numbers."""
         self.calls += 1
+        self.sketched += sketched
         self.rows += rows
         self.valid += valid
         self.dim += blocks.dim
@@ -41,7 +43,8 @@ class Sums:
     def record(self, step: int, layer: str) -> Record:
         """Return the totals under their names, with the ratios that follow from them."""
         totals = dict(zip(RECORDED, self.totals, strict=True))
-        sizes = {"calls": self.calls, "rows": self.rows, "valid_rows": self.valid, "dim": self.dim}
+        calls = {"calls": self.calls, "sketched_calls": self.sketched}
+        sizes = {**calls, "rows": self.rows, "valid_rows": self.valid, "dim": self.dim}
         return {"step": step, "layer": layer, **sizes, **ratios(totals)}
 
 
