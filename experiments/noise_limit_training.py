@@ -1,14 +1,10 @@
-"""Fine-tune an encoder under NoiseLimit at several limits, and write down noise, bytes and loss over time.
+"""Fine-tune an encoder under NoiseLimit, and note noise, bytes and loss over time.
 
-    python experiments/noise_limit_training.py --model DIR/minilm-l6 --data DIR [--steps 150] [--limits 0.03,0.1,0.3]
-
-Each limit is one JSON record in ``experiments/records/noise_limit``; what has a record is not run again. A record also
-has what fixed configs would have added at each measured step, the same for all layers.
+A record also has what fixed configs, the same for all layers, would have added at each measured step.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 from dataclasses import asdict
 from pathlib import Path
@@ -25,16 +21,24 @@ from backsketch.monitor.noise_records import Record, add_up
 from backsketch.programs.glue.loading import encode, load
 from backsketch.programs.glue.reading import read_task
 from backsketch.programs.glue.settings import Settings
-from backsketch.programs.result_files import write_record
 
-RECORDS = Path(__file__).parent / "records" / "noise_limit"
 BATCH, RATE, MEASURED, EVERY, WARMUP, EVALUATED = 32, 1e-4, 5, 15, 0.06, 400
 START = bs.SketchConfig(ratio=1.0, bits=4, rotate=True)
 
 
-def train(model: Path, data: Path, *, task: str, limit: float | None, steps: int, seed: int) -> dict[str, Any]:
+def described(**settings: Any) -> dict[str, Any]:
+    """Return the settings of a record."""
+    return {
+        **settings, "batch": BATCH, "learning_rate": RATE, "measured_every": MEASURED, "changed_at_most_every": EVERY,
+        "start": asdict(START), "evaluated": EVALUATED,
+    }  # fmt: skip
+
+
+def train(
+    weights: Path, data: Path, *, model: str, task: str, limit: float | None, steps: int, seed: int
+) -> dict[str, Any]:
     """Train some steps, exactly if there is no limit, and return what was measured."""
-    settings = Settings(task=task, model=str(model), data=data, config=START, seed=seed)
+    settings = Settings(task=task, model=str(weights / model), data=data, config=START, seed=seed)
     torch.manual_seed(seed)
     encoder, tokenizer = load(settings)
     examples, held_out = read_task(settings.the_task, data)
@@ -117,34 +121,3 @@ def _validation(model: nn.Module, examples: list[dict[str, Any]], collate: Any) 
         loss += float(out.loss) * len(batch["labels"])
         right += float((out.logits.argmax(-1) == batch["labels"]).sum())
     return {"loss": loss / len(examples), "accuracy": right / len(examples)}
-
-
-def main() -> None:
-    """Run what has no record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--task", default="SST-2")
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--limits", default="0.1,0.03,0.3,exact")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    for way in options.limits.split(","):
-        path = RECORDS / f"{options.model.name}-{options.task.lower()}-{way}-seed-{options.seed}.json"
-        if path.exists():
-            continue
-        limit = None if way == "exact" else float(way)
-        settings = {
-            "way": way, "limit": limit, "task": options.task, "model": options.model.name, "steps": options.steps,
-            "seed": options.seed, "batch": BATCH, "learning_rate": RATE, "measured_every": MEASURED,
-            "changed_at_most_every": EVERY, "start": asdict(START), "evaluated": EVALUATED,
-        }  # fmt: skip
-        results = train(
-            options.model, options.data, task=options.task, limit=limit, steps=options.steps, seed=options.seed
-        )
-        write_record(path, settings=settings, results=results, packages=("transformers",))
-        print(f"wrote {path}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
