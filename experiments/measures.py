@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import complexity
+import noise_limit_training
+import noise_quadratic
 import throughput
 import torch
 from cells import SKETCH, config_of, said, settings_of
@@ -21,7 +23,7 @@ from backsketch.programs.glue.loading import encode, load
 from backsketch.programs.glue.reading import Examples, read_file, read_task, task_files
 from backsketch.programs.glue.settings import Settings
 from backsketch.programs.glue.step_memory import largest_batch, step_memory
-from backsketch.programs.glue.tasks import Task
+from backsketch.programs.glue.tasks import Task, find_task
 from backsketch.programs.result_files import make_record
 
 PACKAGES = ("transformers", "accelerate", "numpy")
@@ -124,6 +126,34 @@ def run_throughput(values: Values, places: Places) -> dict[str, Any]:
     return make_record(settings=dict(values), results=results, packages=PACKAGES)
 
 
+def check_quadratic(values: Values, places: Places) -> None:
+    """Check that the sizes are given, and the names of the way and of the optimizer."""
+    needed = _parameters(noise_quadratic.measure)
+    _check_names(values, needed, needed)
+    for name, known in (("way", noise_quadratic.WAYS), ("optimizer", noise_quadratic.OPTIMIZERS)):
+        if values[name] not in known:
+            raise ValueError(f"{name} must be one of {', '.join(known)}, got {values[name]!r}")
+
+
+def run_quadratic(values: Values, places: Places) -> dict[str, Any]:
+    """Measure the stationary loss of one way to train."""
+    return make_record(settings=dict(values), results=noise_quadratic.measure(**values))
+
+
+def check_noise_limit(values: Values, places: Places) -> None:
+    """Check the names, and look for the model and the task's files."""
+    _check_names(values, {"model", "task", "steps", "seed"}, {"model", "task", "steps", "seed", "limit"})
+    _check_model(values, places)
+    _read(find_task(values["task"]), places.data)
+
+
+def run_noise_limit(values: Values, places: Places) -> dict[str, Any]:
+    """Fine-tune under a limit of the noise."""
+    given = {"limit": None, **values}
+    results = noise_limit_training.train(places.weights, places.data, **given)
+    return make_record(settings=noise_limit_training.described(**given), results=results, packages=PACKAGES)
+
+
 @cache
 def _read(task: Task, data: Path) -> list[Examples]:
     return read_task(task, data)
@@ -169,4 +199,6 @@ MEASURES = {
     "memory": Measure(check_memory, run_memory, said),
     "complexity": Measure(check_complexity, run_complexity),
     "throughput": Measure(check_throughput, run_throughput),
+    "quadratic": Measure(check_quadratic, run_quadratic),
+    "noise_limit": Measure(check_noise_limit, run_noise_limit),
 }

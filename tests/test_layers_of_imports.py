@@ -28,6 +28,7 @@ ORDER = [
     {"monitor"},
     {"plots"},
     {"planning"},
+    {"control"},
     {"fitting"},
     {"integrations"},
     {"programs"},

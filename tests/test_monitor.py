@@ -299,7 +299,7 @@ def test_a_single_row_among_the_steps_leaves_the_ratios_known():
         for rows in (sides()[0], sides()[0], sides()[0][:1]):
             net(rows).sum().backward()
             monitor.step()
-    assert all(line.split()[-1] == "1" for line in str(monitor).splitlines()[2:])
+    assert all(line.split()[-1] == "1" for line in monitor.table().splitlines()[4:])
     assert _ratio(monitor.to_records()) == pytest.approx(1)
 
 
@@ -346,7 +346,8 @@ def test_table_has_a_line_a_layer():
         for _ in range(2):
             net(sides()[0]).sum().backward()
             monitor.step()
-    title, _, *lines = str(monitor).splitlines()
+    total, _, title, _, *lines = monitor.table().splitlines()
+    assert total == str(monitor) == "added noise / SGD's noise 1 (2 layers, 2 steps); most 1 in 0"
     assert title.split() == ["layer", "steps", "calls", "alignment", "D²", "SGD", "D²", "sketch", "ratio"]
     assert [line.split()[:3] for line in lines] == [["0", "2", "2"], ["2", "2", "2"]]
     assert all(line.split()[-1] == "1" for line in lines)  # rows at ratio 1/2 add exactly the noise of the batch

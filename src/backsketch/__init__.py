@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from . import noise
 from .config import SketchConfig
+from .control.limit_change import LimitChange
+from .control.noise_limit import NoiseLimit
+from .control.noise_schedule import NoiseSchedule
 from .convert.checkpointed_blocks import blocks_of, checkpoint_, uncheckpoint_
 from .convert.conversion import sketch_, unsketch_
 from .convert.conversion_summary import summary
@@ -32,7 +35,10 @@ __version__ = "0.2.0.dev0"
 __all__ = [
     "SKETCHES",
     "Fit",
+    "LimitChange",
+    "NoiseLimit",
     "NoiseMonitor",
+    "NoiseSchedule",
     "Plan",
     "PlanError",
     "Profile",

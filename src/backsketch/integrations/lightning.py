@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.optim import Optimizer
 
 from ..convert.conversion import Configs, Where
 from ..rest.rest_config import Rest
@@ -29,6 +30,10 @@ class SketchCallback(Callback):  # type: ignore[misc]
             ``SketchConfig.recommended()`` for the type in which layers compute, with "bf16-mixed" bfloat16.
         noise_every: monitor the noise of each ``noise_every``-th step. It cannot measure compiled layers.
         noise_by_layer: log the noise of every layer too, as ``backsketch/noise/<layer>``.
+        noise_schedule: let the noise lower the learning rate (``NoiseSchedule``); ``backsketch/rate_factor`` is the
+            least factor of all parameter groups. It monitors each tenth step, unless ``noise_every`` says otherwise.
+        noise_limit: hold the noise at this multiple of SGD's by what layers keep (``NoiseLimit``), which is logged as
+            ``backsketch/limit_bytes``. Monitors as ``noise_schedule`` does.
         where, checkpointed, rest: as ``sketch_`` takes them.
         fused_loss: also compute the loss without logits of all rows at once, as ``fuse_loss_`` does.
     """
@@ -39,15 +44,21 @@ class SketchCallback(Callback):  # type: ignore[misc]
         *,
         noise_every: int | None = None,
         noise_by_layer: bool = False,
+        noise_schedule: bool = False,
+        noise_limit: float | None = None,
         where: Where | None = None,
         checkpointed: bool = True,
         rest: Rest = None,
         fused_loss: bool = False,
     ) -> None:
-        check_arguments(config, noise_every, where, noise_by_layer, checkpointed, rest, fused_loss)
+        check_arguments(
+            config, noise_every, where, noise_by_layer, checkpointed, rest, fused_loss, noise_schedule, noise_limit
+        )
         self.config = config
         self.noise_every = noise_every
         self.noise_by_layer = noise_by_layer
+        self.noise_schedule = noise_schedule
+        self.noise_limit = noise_limit
         self.checkpointed = checkpointed
         self.rest = rest
         self.fused_loss = fused_loss
@@ -55,12 +66,20 @@ class SketchCallback(Callback):  # type: ignore[misc]
         self._session: Session | None = None
         self._measuring = ExitStack()
         self._logged = 0
+        self._steps = 0
+        self._resumed: dict[str, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Convert the module, before any strategy wraps or shards it."""
         if stage == "fit":
             self._end()
-            self._session = Session(pl_module, self.noise_every, noise_by_layer=self.noise_by_layer)
+            self._session = Session(
+                pl_module,
+                self.noise_every,
+                noise_by_layer=self.noise_by_layer,
+                noise_schedule=self.noise_schedule,
+                noise_limit=self.noise_limit,
+            )
             autocast = _AUTOCAST.get(str(trainer.precision))
             self._session.begin(
                 self.config,
@@ -70,6 +89,21 @@ class SketchCallback(Callback):  # type: ignore[misc]
                 fused_loss=self.fused_loss,
                 autocast=autocast,
             )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the controls follow the optimizers, from the state of the checkpoint if there is one."""
+        self._steps = trainer.global_step
+        if self._session is not None:
+            self._session.follow([_inner(optimizer) for optimizer in trainer.optimizers], self._resumed)
+        self._resumed = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the controls, which Lightning saves with every checkpoint."""
+        return {} if self._session is None else self._session.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Note the state of a checkpoint until the optimizers are there."""
+        self._resumed = dict(state_dict)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Measure what the first step after a log keeps."""
@@ -84,6 +118,9 @@ class SketchCallback(Callback):  # type: ignore[misc]
         if self._session is None:
             return
         self._measuring.close()
+        if trainer.global_step != self._steps:  # not a micro-batch that only adds to the gradient
+            self._steps = trainer.global_step
+            self._session.step_end()
         step, every = trainer.global_step, trainer.log_every_n_steps
         if every and step % every == 0 and step != self._logged:  # micro-batches of one step report once
             self._logged = step
@@ -105,3 +142,9 @@ class SketchCallback(Callback):  # type: ignore[misc]
         if self._session is not None:
             self._session.end()
             self._session = None
+
+
+def _inner(optimizer: Any) -> Optimizer:
+    """Return the optimizer of torch inside Lightning's wrapper."""
+    inner: Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return inner

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
 
 from ..argument_checks import check_flag
 from ..config import SketchConfig
+from ..control.noise_limit import NoiseLimit, check_limit
+from ..control.noise_schedule import NoiseSchedule
 from ..convert.conversion import Configs, Where, check_choice, sketch_
 from ..convert.converted_state import ConvertedState
 from ..losses.fused_models import fuse_loss_
@@ -24,6 +27,8 @@ from ..rest.packing_modules import check_rest
 from ..rest.rest_config import Rest
 from ..torch_private import inside_compiled
 
+_CONTROL_EVERY = 10  # steps between measurements for a control, unless noise_every says otherwise
+
 
 class Session:
     """One training run of a converted model: ``begin``, steps, ``end``.
@@ -33,16 +38,31 @@ class Session:
     Args:
         noise_every: monitor the noise of each ``noise_every``-th step; None never does.
         noise_by_layer: report the noise of every layer too, not only of all and of the worst.
+        noise_schedule: let the noise lower the learning rate of the optimizers that ``follow`` gets.
+        noise_limit: hold the noise at this multiple of SGD's by what layers keep.
     """
 
-    def __init__(self, model: nn.Module, noise_every: int | None, *, noise_by_layer: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        noise_every: int | None,
+        *,
+        noise_by_layer: bool = False,
+        noise_schedule: bool = False,
+        noise_limit: float | None = None,
+    ) -> None:
         self.model = unwrapped(model)
         if (unfinished := _running.pop(self.model, None)) is not None:  # an earlier run ended with an error
             _give_back(self.model, *unfinished)
         self._before = ConvertedState.of(self.model)
         self._records: list[Record] = []
-        self._noise_every = noise_every
+        controlled = noise_schedule or noise_limit is not None
+        self._noise_every = _CONTROL_EVERY if noise_every is None and controlled else noise_every
         self._noise_by_layer = noise_by_layer
+        self._scales_rates = noise_schedule
+        self._schedules: list[NoiseSchedule] = []
+        self._noise_limit = noise_limit
+        self._limit: NoiseLimit | None = None
         self._monitor: NoiseMonitor | None = None
         self._measures = False
         self._kept: int | None = None
@@ -73,6 +93,34 @@ class Session:
         _running[self.model] = self._to_restore()
         if self._monitor is not None:
             self._monitor.start(step)
+            if self._noise_limit is not None:
+                self._limit = NoiseLimit(self.model, self._noise_limit, monitor=self._monitor)
+
+    def follow(self, optimizers: Iterable[Optimizer], state: Mapping[str, Any] | None = None) -> None:
+        """Let the noise control the learning rates of ``optimizers``, if it is to; ``state`` is of a run to resume."""
+        if self._monitor is None:
+            return
+        if self._scales_rates:
+            self._schedules = [NoiseSchedule(optimizer, self._monitor) for optimizer in optimizers]
+        state = state or {}
+        for schedule, own in zip(self._schedules, state.get("schedules", ()), strict=False):
+            schedule.load_state_dict(own)
+        if self._limit is not None and "limit" in state:
+            self._limit.load_state_dict(state["limit"])
+
+    def step_end(self) -> None:
+        """Let the controls act on what the step measured."""
+        for schedule in self._schedules:
+            schedule.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the controls, which a resumed run continues with; empty without any."""
+        state: dict[str, Any] = {}
+        if self._schedules:
+            state["schedules"] = [schedule.state_dict() for schedule in self._schedules]
+        if self._limit is not None:
+            state["limit"] = self._limit.state_dict()
+        return state
 
     def step_begin(self) -> None:
         """Start a step; measure what it keeps, unless a step was measured since the last report."""
@@ -97,6 +145,11 @@ class Session:
             report["backsketch/noise_worst"] = max(layers.values(), key=_or_least)
             if self._noise_by_layer:
                 report.update({f"backsketch/noise/{layer}": value for layer, value in layers.items()})
+        if factors := [factor for schedule in self._schedules for factor in schedule.factors]:
+            report["backsketch/rate_factor"] = min(factors)
+        if self._limit is not None:
+            report["backsketch/limit_bytes"] = float(self._limit.kept_bytes)
+            report["backsketch/limit_changes"] = float(len(self._limit.changes))
         self._records.clear()
         if self._monitor is not None:
             self._monitor.forget()
@@ -106,6 +159,10 @@ class Session:
     def end(self) -> None:
         """Give every module back the class and config it had."""
         _running.pop(self.model, None)
+        for schedule in self._schedules:
+            schedule.stop()
+        if self._limit is not None:
+            self._limit.stop()
         _give_back(self.model, *self._to_restore())
 
     def _to_restore(self) -> _ToRestore:
@@ -144,7 +201,9 @@ def check_arguments(
     noise_by_layer: object,
     checkpointed: object,
     rest: object,
-    fused_loss: object = False,
+    fused_loss: object,
+    noise_schedule: object,
+    noise_limit: object,
 ) -> None:
     """Raise TypeError or ValueError for wrong arguments of a callback, before training starts."""
     check_choice(configs, where)
@@ -155,7 +214,10 @@ def check_arguments(
     if noise_every is not None and not is_count:
         raise ValueError(f"noise_every must be a positive integer or None, got {noise_every!r}")
     check_flag("noise_by_layer", noise_by_layer)
-    if noise_by_layer and noise_every is None:
+    check_flag("noise_schedule", noise_schedule)
+    if noise_limit is not None:
+        check_limit(noise_limit)
+    if noise_by_layer and noise_every is None and not noise_schedule and noise_limit is None:
         raise ValueError("noise_by_layer=True reports what noise_every measures: give noise_every too, got None")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -30,6 +31,7 @@ from .session import Session, check_arguments, unwrapped
 
 _TOTAL_PLAN = "backsketch/total_plan"
 _PLAN = "backsketch/plan"  # not the callback's name, under which the Trainer would make another one from it
+_CONTROL = "backsketch/control"
 _ONE_CALLBACK = "a Trainer takes one SketchCallback: a mapping as its config can say what two would"
 
 
@@ -53,6 +55,10 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         optimizer: whose states ``peak`` counts, as ``plan`` takes it; by default that of the Trainer.
         noise_every: monitor the noise of each ``noise_every``-th step. Compiled layers cannot be monitored.
         noise_by_layer: log the noise of every layer too, as ``backsketch/noise/<layer>``: as many entries as layers.
+        noise_schedule: let the noise lower the learning rate (``NoiseSchedule``); ``backsketch/rate_factor`` is the
+            least factor of all parameter groups. It monitors each tenth step, unless ``noise_every`` says otherwise.
+        noise_limit: hold the noise at this multiple of SGD's by what layers keep (``NoiseLimit``), which is logged as
+            ``backsketch/limit_bytes``. Monitors as ``noise_schedule`` does.
         where, checkpointed, rest: as ``sketch_`` takes them.
         fused_loss: also compute the loss without logits of all rows at once, as ``fuse_loss_`` does.
     """
@@ -66,6 +72,8 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         optimizer: str | None = None,
         noise_every: int | None = None,
         noise_by_layer: bool = False,
+        noise_schedule: bool = False,
+        noise_limit: float | None = None,
         where: Where | None = None,
         checkpointed: bool = True,
         rest: Rest = None,
@@ -81,7 +89,9 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             raise ValueError(f"rest must be None where peak is given, since the plan chooses it, got {rest!r}")
         if optimizer is not None:
             check_optimizer(optimizer)
-        check_arguments(config, noise_every, where, noise_by_layer, checkpointed, rest, fused_loss)
+        check_arguments(
+            config, noise_every, where, noise_by_layer, checkpointed, rest, fused_loss, noise_schedule, noise_limit
+        )
         if planned is not None:
             as_budget(planned, given)
         self.config = config
@@ -90,6 +100,8 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         self.optimizer = optimizer
         self.noise_every = noise_every
         self.noise_by_layer = noise_by_layer
+        self.noise_schedule = noise_schedule
+        self.noise_limit = noise_limit
         self.checkpointed = checkpointed
         self.rest = rest
         self.fused_loss = fused_loss
@@ -124,6 +136,11 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Convert the model."""
         self._end()  # of an earlier run that broke off
+        if args.torch_compile and (self.noise_schedule or self.noise_limit is not None):
+            raise ValueError(
+                "noise_schedule and noise_limit cannot be used with torch_compile=True: compiled layers cannot be "
+                "monitored"
+            )
         if self.noise_every is not None and args.torch_compile:
             raise ValueError("noise_every must be None with torch_compile=True: compiled layers cannot be monitored")
         if self.rest is not None and args.torch_compile:
@@ -145,7 +162,13 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
                 model, kwargs["train_dataloader"], kwargs.get("optimizer"), args, autocast
             )
             state.stateful_callbacks[name] = self.planned  # which every checkpoint keeps
-        self._session = Session(model, self.noise_every, noise_by_layer=self.noise_by_layer)
+        self._session = Session(
+            model,
+            self.noise_every,
+            noise_by_layer=self.noise_by_layer,
+            noise_schedule=self.noise_schedule,
+            noise_limit=self.noise_limit,
+        )
         self._session.begin(
             self._configs(),
             self.where,
@@ -155,6 +178,9 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             fused_loss=self.fused_loss,
             autocast=autocast,
         )
+        if (optimizer := kwargs.get("optimizer")) is not None:
+            inner = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
+            self._session.follow([inner], state.stateful_callbacks.get(_CONTROL) if state.global_step else None)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -170,6 +196,13 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Stop measuring: all passes of the step are done."""
         self._measuring.close()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Let the controls act, and note their state, which every checkpoint keeps."""
+        if self._session is not None:
+            self._session.step_end()
+            if controls := self._session.state_dict():
+                state.stateful_callbacks[_CONTROL] = controls
 
     def on_log(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, TypeAlias
+from weakref import ref
 
 import torch
 import torch.nn.functional as F
@@ -196,6 +197,8 @@ class _SketchedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         _remember(ctx, inputs)
+        if isinstance(ctx.how, SketchConfig):
+            ctx.kept = tuple(map(ref, inputs[7:]))  # for a monitor, if autograd keeps them as they are
         return _forward(*inputs)
 
     @staticmethod

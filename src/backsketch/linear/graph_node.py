@@ -16,6 +16,12 @@ def sketch_node(output: Tensor) -> Any | None:
     return node if type(node).__name__ == f"{_SketchedLinear.__name__}Backward" else None
 
 
+def kept_by(node: Any) -> tuple[Tensor, ...] | None:
+    """Return what the layer keeps of its input; None if hooks, as those of checkpointing, keep something else."""
+    kept = tuple(reference() for reference in getattr(node, "kept", ()))
+    return kept if kept and all(tensor is not None for tensor in kept) else None
+
+
 def after_backward(node: Any, run: Callable[[Tensor, Tensor], None]) -> None:
     """Call ``run(grad_weight, grad_out)`` after every backward through the node."""
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..sketches.law import RowBlocks
 from ..table import Table
-from .estimates import QUANTITIES, quantities
+from .estimates import QUANTITIES, RECORDED, quantities
 
 Record: TypeAlias = dict[str, str | int | float]
 
@@ -24,22 +24,28 @@ class Sums:
     """Totals over the calls of one layer in one step; ``waiting`` holds calls whose numbers are still on the device."""
 
     calls: int = 0
+    sketched: int = 0
     rows: int = 0
+    valid: int = 0
     dim: int = 0
-    totals: list[float] = field(default_factory=lambda: [0.0] * len(QUANTITIES))
+    totals: list[float] = field(default_factory=lambda: [0.0] * len(RECORDED))
     waiting: list[tuple[RowBlocks, int, Tensor]] = field(default_factory=list)
 
-    def add(self, blocks: RowBlocks, rows: int, measured: Tensor) -> None:
-        """Count one call, without waiting for its numbers."""
+    def add(self, blocks: RowBlocks, rows: int, valid: int, sketched: bool, measured: Tensor) -> None:
+        """Count one call, ``sketched`` or with its input kept in another way, without waiting for its numbers."""
         self.calls += 1
+        self.sketched += sketched
         self.rows += rows
+        self.valid += valid
         self.dim += blocks.dim
         self.waiting.append((blocks, rows, measured))
 
     def record(self, step: int, layer: str) -> Record:
         """Return the totals under their names, with the ratios that follow from them."""
-        totals = dict(zip(QUANTITIES, self.totals, strict=True))
-        return {"step": step, "layer": layer, "calls": self.calls, "rows": self.rows, "dim": self.dim, **ratios(totals)}
+        totals = dict(zip(RECORDED, self.totals, strict=True))
+        calls = {"calls": self.calls, "sketched_calls": self.sketched}
+        sizes = {**calls, "rows": self.rows, "valid_rows": self.valid, "dim": self.dim}
+        return {"step": step, "layer": layer, **sizes, **ratios(totals)}
 
 
 def settle(sums: Iterable[Sums]) -> None:
@@ -87,6 +93,28 @@ def by_layer(records: Iterable[Record]) -> dict[str, list[Record]]:
     return layers
 
 
+def headline(records: Sequence[Record]) -> str:
+    """Return one line on the whole model: added noise / SGD's noise of all layers, by family, and of the worst.
+
+    A family is all layers whose names end alike, as ``query``; the line has the families of several layers.
+    """
+    layers = {layer: _ratio(own) for layer, own in by_layer(records).items()}
+    steps = len({record["step"] for record in records})
+    families: dict[str, list[Record]] = {}
+    for record in records:
+        families.setdefault(str(record["layer"]).rpartition(".")[2], []).append(record)
+    parts = [
+        f"added noise / SGD's noise {_ratio(records):.3g} ({_count(len(layers), 'layer')}, {_count(steps, 'step')})"
+    ]
+    if 1 < len(families) < len(layers):
+        parts.append(", ".join(f"{family} {_ratio(own):.3g}" for family, own in families.items()))
+    if len(layers) > 1:
+        known = [layer for layer, ratio in layers.items() if not math.isnan(ratio)] or list(layers)
+        worst = max(known, key=lambda layer: layers[layer])
+        parts.append(f"most {layers[worst]:.3g} in {worst}")
+    return "; ".join(parts)
+
+
 def table(records: Sequence[Record]) -> str:
     """Lay out one line a layer: variances averaged over steps, ratios of the totals."""
     titles = ("layer", "steps", "calls", "alignment", "D² SGD", "D² sketch", "ratio")
@@ -101,6 +129,14 @@ def _line(layer: str, records: list[Record]) -> tuple[str, ...]:
         totals[name] /= len(known)
     calls = sum(int(record["calls"]) for record in records)
     return layer, str(len(records)), str(calls), *(f"{totals[name]:.4g}" for name in _COLUMNS)
+
+
+def _ratio(records: Sequence[Record]) -> float:
+    return ratios(add_up(records))["ratio"]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _divide(numerator: float, denominator: float) -> float:

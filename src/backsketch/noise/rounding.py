@@ -11,8 +11,9 @@ from ..config import SketchConfig
 from ..numerics import row_slabs, widest
 from ..sketches import SKETCHES, Sketch, make_sketch
 from ..sketches.law import RowBlocks
-from ..storage.groups import group_sizes, parts_of
-from ..storage.ranges import Grid
+from ..sketches.rows import Rows
+from ..storage.groups import GROUP, group_sizes, parts_of
+from ..storage.ranges import Grid, any_flag
 from ..storage.rotation import rotate
 
 
@@ -43,6 +44,41 @@ class Rounding:
         """Return what rounding adds to D²: y (rows, out_features) -> ()."""
         weights = widest(y if self.sketch is None else self.sketch.compress(y)).square().sum(1)
         return self.weight * (weights * self.variances).sum()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRounding:
+    """What rounding adds given the rows that were kept, read off their stored ranges: gain² Σ_j ‖y_j‖² v_j.
+
+    Its mean over S is that of ``Rounding``. For kinds that keep rows as they are.
+    """
+
+    variances: Tensor
+    gain: float | Tensor
+    chosen: Tensor | None
+
+    @classmethod
+    def of(cls, ranges: Tensor, sketch: Sketch, x: Tensor) -> StoredRounding:
+        """Read the steps in ``ranges``, (dim, groups, 2), which were stored of the rows of x that ``sketch`` picks."""
+        chosen = sketch.chosen(x.device) if isinstance(sketch, Rows) else None
+        steps = ranges[..., 1].to(torch.float32)
+        sizes = steps.new_full((steps.shape[1],), GROUP)
+        if rest := x.shape[1] % GROUP:
+            sizes[-1] = rest
+        zeros = steps.signbit()
+        if any_flag(zeros):  # groups that keep their zeros exactly
+            rows = x if chosen is None else x.index_select(0, chosen)
+            counts = [
+                (rows[:, columns] != 0).reshape(len(rows), *group_sizes(groups, columns.stop - columns.start)).sum(-1)
+                for columns, groups in parts_of(x.shape[1])
+            ]
+            sizes = torch.where(zeros, torch.cat(counts, 1).to(sizes.dtype), sizes)
+        return cls(widest((steps.square() * sizes).sum(1) / 12), sketch.gain, chosen)
+
+    def variance(self, y_norms: Tensor) -> Tensor:
+        """Return what rounding adds to D², from the norms of all rows of Y: (rows,) -> ()."""
+        norms = y_norms if self.chosen is None else y_norms.index_select(0, self.chosen)
+        return (widest(norms).square() * self.variances).sum() * self.gain**2
 
 
 def mixes_rows(blocks: RowBlocks) -> bool:

@@ -42,6 +42,33 @@ def spend(items: Sequence[Sequence[Point[Choice]]], budget: int) -> list[Point[C
     return [hull[at] for hull, at in zip(hulls, position, strict=True)]
 
 
+def reach(items: Sequence[Sequence[Point[Choice]]], noise: float) -> list[Point[Choice]]:
+    """Choose one point of each item so that all have at most ``noise`` and cost nearly the least bytes.
+
+    Steps along the hulls are taken as in ``spend``, until the noise is low enough. What the last of them removed too
+    much is given back: each item moves to its cheapest point with which the noise stays low enough. If no choice has so
+    little noise, each item has its quietest point.
+    """
+    hulls = [lower_hull(points) for points in items]
+    chosen = [hull[0] for hull in hulls]
+    total = sum(point.noise for point in chosen)
+    steps = [
+        ((hull[at].noise - hull[at + 1].noise) / (hull[at + 1].bytes - hull[at].bytes), item, at)
+        for item, hull in enumerate(hulls)
+        for at in range(len(hull) - 1)
+    ]
+    for _, item, at in sorted(steps, key=lambda step: (-step[0], step[1:])):
+        if total <= noise:
+            break
+        chosen[item] = hulls[item][at + 1]
+        total = sum(point.noise for point in chosen)
+    for item, points in enumerate(items):
+        most = noise - sum(point.noise for index, point in enumerate(chosen) if index != item)
+        fitting = [point for point in points if point.noise <= most]
+        chosen[item] = min((*fitting, chosen[item]), key=lambda point: point.bytes)
+    return chosen
+
+
 def lower_hull(points: Sequence[Point[Choice]]) -> list[Point[Choice]]:
     """Return the points on the lower convex hull, by rising bytes and falling noise."""
     hull: list[Point[Choice]] = []

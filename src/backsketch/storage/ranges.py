@@ -46,7 +46,7 @@ class Grid:
         if not may_keep_zeros:
             return cls(least, step, None)
         zeros = step.signbit()
-        return cls(least, step.abs(), zeros if _any(zeros) else None)
+        return cls(least, step.abs(), zeros if any_flag(zeros) else None)
 
     def store(self, out: Tensor) -> None:
         """Write the grid as it is kept: (..., 2) bf16."""
@@ -65,14 +65,14 @@ def _groups_with_zeros(values: Tensor, least: Tensor, levels: int) -> Tensor | N
     zero must not give a padded token a gradient. In fewer bits the group must gain by it.
     """
     begin_at_zero = least == 0
-    if not _any(begin_at_zero):
+    if not any_flag(begin_at_zero):
         return None
     size = values.shape[-1]
     others = (values != 0).sum(-1, keepdim=True)
     return begin_at_zero & (others < size if levels >= 15 else others * levels**2 < size * (levels - 1) ** 2)
 
 
-def _any(flags: Tensor) -> bool:
+def any_flag(flags: Tensor) -> bool:
     """Tell whether a flag may be set: on an accelerator always yes, rather than wait for the answer."""
     return flags.device.type != "cpu" or bool(flags.any())
 

@@ -9,7 +9,7 @@ from typing import Any
 from ..result_files import finite
 from .tasks import Task
 
-NOISE, KEPT = "backsketch/noise", "backsketch/kept_bytes"
+NOISE, KEPT, FACTOR = "backsketch/noise", "backsketch/kept_bytes", "backsketch/rate_factor"
 
 
 def curves(log: Sequence[dict[str, Any]], task: Task) -> dict[str, list[dict[str, Any]]]:
@@ -24,7 +24,7 @@ def curves(log: Sequence[dict[str, Any]], task: Task) -> dict[str, list[dict[str
 
 def noise(log: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return D²_sketch / D²_SGD over the steps, and for each layer its mean over the steps that measured it."""
-    points = [_point(entry, {NOISE: "ratio"}) for entry in log if NOISE in entry]
+    points = [_point(entry, {NOISE: "ratio", FACTOR: "rate_factor"}) for entry in log if NOISE in entry]
     layers: dict[str, list[float]] = {}
     for entry in log:
         for name, value in entry.items():

@@ -142,6 +142,7 @@ class _Run:
                 rest=settings.rest,
                 noise_every=noise_every or None,
                 noise_by_layer=noise_every > 0,  # the record has the mean of every layer
+                noise_schedule=settings.noise_schedule,
                 where=where,
             )
         noise_log = NoiseLog(self.out / NOISE, settings.noise_layers, noise_every) if settings.noise_layers else None

@@ -12,6 +12,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from ...argument_checks import check_flag
 from ...config import SketchConfig
 from ...planning.budget import as_budget
 from ...planning.layer_points import check_bits
@@ -47,6 +48,7 @@ class Settings:
         eval_every: evaluate every so many steps, and after the last; None evaluates after each epoch.
         noise_every: monitor the noise every so many steps; None does about fifty times a run, 0 never.
         noise_layers: globs over the names of layers whose noise is logged in all its components.
+        noise_schedule: let the added noise lower the learning rate.
         threads: the number of torch's threads; None does not change it.
         save_model: keep the trained model in ``out/model``.
     """
@@ -66,6 +68,7 @@ class Settings:
     eval_every: int | None = None
     noise_every: int | None = None
     noise_layers: tuple[str, ...] = ()
+    noise_schedule: bool = False
     seed: int = 0
     threads: int | None = None
     save_model: bool = False
@@ -88,6 +91,9 @@ class Settings:
             raise ValueError("noise_layers needs sketched layers and their monitor: no config=None, no noise_every=0")
         if self.noise_every and self.config is None:
             raise ValueError("noise_every watches sketches, and config=None has none: give one of them")
+        check_flag("noise_schedule", self.noise_schedule)
+        if self.noise_schedule and (self.config is None or self.noise_every == 0):
+            raise ValueError("noise_schedule needs sketched layers and their monitor: no config=None, no noise_every=0")
         if self.ignore_mask and self.config is None:
             raise ValueError("ignore_mask says what sketches read, and config=None has none: give one of them")
         for name, least in _LEAST.items():
@@ -119,8 +125,9 @@ class Settings:
         """Return the settings as plain values; of a directory its name and a digest of its files, not where it is."""
         model = Path(self.model)
         given = asdict(self)
-        if self.rest is None:  # as in records of runs before it was a setting
-            del given["rest"]
+        for name in ("rest", "noise_schedule"):
+            if not given[name]:  # as in records of runs before it was a setting
+                del given[name]
         return {
             **given,
             "model": _name(model) if model.is_dir() else self.model,
@@ -138,6 +145,8 @@ class Settings:
             what = f"{self.config.kind} budget {self.budget}"
         if self.rest is not None:
             what += " whole step"
+        if self.noise_schedule:
+            what += " scheduled"
         digest = sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()[:8]
         words = f"{self.task} {_name(Path(self.model))} {what} seed {self.seed} {digest}".lower()
         return re.sub("[^a-z0-9.]+", "-", words)

@@ -1,0 +1,288 @@
+"""NoiseLimit: a controller that holds the added noise at a limit by what each layer keeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from numbers import Real
+from typing import Any
+
+from torch import nn
+
+from ..argument_checks import check_positive, check_share
+from ..config import SketchConfig, check_config
+from ..convert.layer_classes import is_sketched
+from ..monitor.noise_monitor import NoiseMonitor
+from ..monitor.noise_records import Record
+from ..planning.budget import as_budget
+from ..table import readable
+from .across_ranks import is_distributed, summed
+from .layer_averages import LayerAverages
+from .limit_change import LimitChange
+from .limit_choice import Group, GroupChoice, choose
+from .shared_inputs import SharedInputs
+
+_FIRST_DECISION = 3  # measured steps
+
+
+class NoiseLimit:
+    """Keep the added noise at or below ``limit`` × SGD's, by moving the ratio and the bits of each layer.
+
+    ::
+
+        sketch_(model)
+        with NoiseLimit(model, limit=0.1) as controller:
+            train(model)
+        print(controller)
+
+    It acts from when it is made until ``stop``, after steps of the optimizer, at most once in ``every`` steps. The
+    noise is that of the whole model: the sum over the layers of what their sketches add, over the sum of SGD's
+    variances. If it is above the limit, layers keep more; if it is so far below that bytes can be saved, less. Either
+    way layers get the configs with which the model is expected to keep the least bytes at 95% of the limit. What
+    another config would add is known in closed form, so no config need be tried. Layers that read one input get one
+    config.
+
+    If ``budget`` does not allow the limit, the layers get the configs with the least noise that fit it, and ``changes``
+    and ``print`` say so.
+
+    Sketches must be of kind ``rows`` with ``bits``, as ``sketch_`` makes them by default. Layers inside
+    ``torch.compile`` cannot be observed, and an error says so. In a distributed run all processes decide alike.
+
+    Args:
+        model: a model with layers converted by ``sketch_``.
+        limit: of added noise / SGD's noise.
+        every: the least number of steps between two changes; the first comes as soon as three steps are measured.
+        budget: the most that inputs may keep: bytes, or a share of what exact layers would keep, as ``plan``
+            takes it. By default what the configs of now keep.
+        monitor: measures the noise; by default one that measures each tenth step, or each ``every``-th if that is less.
+        window: over how many measured steps the noise is averaged.
+        worst: no layer may have more than ``worst`` × ``limit``, however little it counts in the sum.
+        saving: the least share of the bytes for which layers are changed while the noise is below the limit.
+        callback: called with each ``LimitChange``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        limit: float = 0.1,
+        every: int = 100,
+        *,
+        budget: str | float | int | None = None,
+        monitor: NoiseMonitor | None = None,
+        window: int = 10,
+        worst: float = 3.0,
+        saving: float = 0.02,
+        callback: Callable[[LimitChange], object] | None = None,
+    ) -> None:
+        self.model = model
+        self.limit = check_limit(limit)
+        self.every = check_positive("every", every)
+        self.budget = None if budget is None else as_budget(budget)
+        self.window = check_positive("window", window)
+        self.worst = _at_least_one("worst", worst)
+        self.saving = check_share("saving", saving)
+        self.callback = callback
+        self.changes: list[LimitChange] = []
+        self.monitor = NoiseMonitor(model, every=min(10, self.every)) if monitor is None else monitor
+        _check_layers(model)
+        self._owns_monitor = monitor is None
+        self.monitor.start()
+        self._layers = {name: layer for name, layer in self.monitor.layers.items() if is_sketched(layer)}
+        self._averages = {name: LayerAverages() for name in self._layers}
+        self._first = self.configs
+        self._groups: list[Group] | None = None
+        self._shared: SharedInputs | None = SharedInputs(self._layers)
+        self._decided: int | None = None
+        self._within = True
+        self._handle = self.monitor.listen(self._hear)
+
+    def __enter__(self) -> NoiseLimit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Change nothing any more. Layers keep the configs they have; a monitor that was given runs on."""
+        self._handle.remove()
+        self._stop_watching_inputs()
+        if self._owns_monitor:
+            self.monitor.stop()
+
+    def step(self) -> None:
+        """End a step. Optimizers of torch do it on their own; other training loops call it."""
+        self.monitor.step()
+
+    @property
+    def configs(self) -> dict[str, SketchConfig]:
+        """Return layer -> its config of now."""
+        return {name: check_config(layer.config) for name, layer in self._layers.items()}
+
+    @property
+    def noise(self) -> float | None:
+        """Return the noise that is expected of the configs of now, as a multiple of SGD's; None if nothing is known."""
+        choices = self._choices(self._averages)
+        sgd = sum(choice.sgd for choice in choices)
+        return sum(choice.point(choice.config).noise for choice in choices) / sgd if sgd > 0 else None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return what the layers keep of a batch of mean size; 0 while nothing is known."""
+        return sum(choice.point(choice.config).bytes for choice in self._choices(self._averages))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, that of the monitor and the configs of the layers included, as plain values."""
+        return {
+            "averages": {name: averages.as_list() for name, averages in self._averages.items()},
+            "configs": {name: asdict(config) for name, config in self.configs.items()},
+            "first": {name: asdict(config) for name, config in self._first.items()},
+            "groups": None if self._groups is None else [list(group) for group in self._groups],
+            "decided": self._decided,
+            "within": self._within,
+            "changes": [asdict(change) for change in self.changes],
+            "monitor": self.monitor.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where another controller was: the layers get its configs."""
+        if state["configs"].keys() != self._layers.keys():
+            differing = sorted(state["configs"].keys() ^ self._layers.keys())
+            raise ValueError(f"the state must be of a model with the same sketched layers, but differs in {differing}")
+        self._averages = {name: LayerAverages.of(numbers) for name, numbers in state["averages"].items()}
+        self._set({name: SketchConfig(**fields) for name, fields in state["configs"].items()})
+        self._first = {name: SketchConfig(**fields) for name, fields in state["first"].items()}
+        if state["groups"] is not None:
+            self._groups = [tuple(group) for group in state["groups"]]
+            self._stop_watching_inputs()
+        self._decided, self._within = state["decided"], bool(state["within"])
+        self.changes = [_change(**fields) for fields in state["changes"]]
+        self.monitor.load_state_dict(state["monitor"])
+
+    def __str__(self) -> str:
+        if (noise := self.noise) is None:
+            return f"limit {self.limit:.3g}: no noise measured yet"
+        changes = f"{len(self.changes)} change{'' if len(self.changes) == 1 else 's'}"
+        bound = "" if self._within else "; the budget does not allow the limit"
+        return f"limit {self.limit:.3g}: noise {noise:.3g}, kept {readable(self.kept_bytes)}, {changes}{bound}"
+
+    def _hear(self, records: list[Record]) -> None:
+        """Take the records of a step into account, and decide if it is time."""
+        for record in records:
+            name = str(record["layer"])
+            if name in self._layers:
+                self._averages[name].update(record, check_config(self._layers[name].config), self.window)
+        if self._groups is None and self._shared is not None:
+            self._groups = self._shared.groups()
+            self._stop_watching_inputs()
+        if self.monitor.unseen:
+            raise RuntimeError(
+                f"NoiseLimit cannot observe layers inside torch.compile or torch.func, as {self.monitor.unseen[0]}: "
+                "let where of its monitor leave them out"
+            )
+        due = self.monitor.steps // self.monitor.every >= _FIRST_DECISION - 1
+        if due and (self._decided is None or self.monitor.steps - self._decided >= self.every):
+            self._decide()
+
+    def _decide(self) -> None:
+        self._decided = self.monitor.steps
+        averages = _of_all_processes(self._averages)
+        choices = self._choices(averages)
+        sgd = sum(choice.sgd for choice in choices)
+        if sgd <= 0 or not math.isfinite(sgd):
+            return
+        now = [choice.point(choice.config) for choice in choices]
+        before, kept = sum(point.noise for point in now) / sgd, sum(point.bytes for point in now)
+        budget = self._budget(choices)
+        target, most = 0.95 * self.limit * sgd, self.worst * self.limit
+        chosen, self._within = choose(choices, noise=target, most=most, budget=budget)
+        after, size = sum(point.noise for point in chosen) / sgd, sum(point.bytes for point in chosen)
+        if before > self.limit:
+            reason = "above the limit" if self._within else "above the limit, which the budget does not allow"
+            if after > (1 - self.saving) * before and size >= kept:
+                return  # as good as it gets
+        elif size < (1 - self.saving) * kept:
+            reason = "saves bytes below the limit"
+        elif kept > budget:
+            reason = "above the budget"
+        else:
+            return
+        configs = {
+            name: point.choice
+            for choice, point in zip(choices, chosen, strict=True)
+            for name in choice.group
+            if point.choice != self._layers[name].config
+        }
+        self._set(configs)
+        change = LimitChange(
+            step=self.monitor.steps,
+            reason=reason,
+            noise_before=before,
+            noise_after=after,
+            bytes_before=kept,
+            bytes_after=size,
+            configs=configs,
+        )
+        self.changes.append(change)
+        if self.callback is not None:
+            self.callback(change)
+
+    def _budget(self, choices: list[GroupChoice]) -> int:
+        if self.budget is None:
+            return sum(choice.point(self._first[choice.group[0]]).bytes for choice in choices)
+        if isinstance(self.budget, int):
+            return self.budget
+        return int(self.budget * sum(choice.exact_bytes for choice in choices))
+
+    def _choices(self, averages: Mapping[str, LayerAverages]) -> list[GroupChoice]:
+        groups = self._groups or [(name,) for name in self._layers]
+        return [GroupChoice(group, self._layers, averages) for group in groups]
+
+    def _set(self, configs: Mapping[str, SketchConfig]) -> None:
+        for name, config in configs.items():
+            self._layers[name].__dict__["config"] = config
+
+    def _stop_watching_inputs(self) -> None:
+        if self._shared is not None:
+            self._shared.stop()
+            self._shared = None
+
+
+def check_limit(limit: object) -> float:
+    """Return a limit of added noise / SGD's noise, a positive number."""
+    if isinstance(limit, bool) or not isinstance(limit, Real):
+        raise TypeError(f"limit must be a positive number, got {limit!r}")
+    if not (0 < float(limit) < math.inf):
+        raise ValueError(f"limit must be a positive number, got {limit!r}")
+    return float(limit)
+
+
+def _at_least_one(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 1:
+        raise ValueError(f"{name} must be a number of at least 1, got {value!r}")
+    return float(value)
+
+
+def _check_layers(model: nn.Module) -> None:
+    """Raise ValueError unless the noise of all sketched layers is known under other configs."""
+    for name, module in model.named_modules():
+        config = module.config if is_sketched(module) else None
+        if isinstance(config, SketchConfig) and (
+            config.kind != "rows" or config.bits is None or config.center or config.dim is not None
+        ):
+            raise ValueError(
+                f"NoiseLimit moves the ratio and bits of layers that keep rows in few bits, without a mean row: "
+                f"kind='rows' with bits and ratio, got {name or 'the model'} with ({config})"
+            )
+
+
+def _of_all_processes(averages: Mapping[str, LayerAverages]) -> Mapping[str, LayerAverages]:
+    """Return the averages with the sums over all processes."""
+    if not is_distributed():
+        return averages
+    total = iter(summed([value for own in averages.values() for value in own.as_list()]))
+    return {name: LayerAverages.of([next(total) for _ in own.as_list()]) for name, own in averages.items()}
+
+
+def _change(configs: Mapping[str, Mapping[str, Any]], **others: Any) -> LimitChange:
+    return LimitChange(configs={name: SketchConfig(**fields) for name, fields in configs.items()}, **others)
