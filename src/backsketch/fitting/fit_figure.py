@@ -40,7 +40,8 @@ def draw_fit(found: Fit, path: Path, title: str = "") -> None:
         color = "#222222" if found.fits(row) else "#b3261e"
         axes.text(total + widest * 0.01, place, f"{total:.1f}", va="center", color=color, fontsize=9)
     axes.axvline(limit, color="#b3261e", linestyle="--", linewidth=1.2)
-    axes.text(limit, -0.75, f"card: {limit:.1f} {unit}", color="#b3261e", ha="center", va="bottom", fontsize=9)
+    above = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    axes.text(limit, -0.7, f"card: {limit:.1f} {unit}", color="#b3261e", ha="center", fontsize=9, bbox=above)
     axes.set(xlabel=f"peak of a training step, {unit}", xlim=(0, widest * 1.1), ylim=(len(names) - 0.4, -0.9))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
