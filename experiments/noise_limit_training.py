@@ -107,7 +107,7 @@ def train(
 
 
 def _fixed_configs() -> list[bs.SketchConfig]:
-    ratios = [*(step / 20 for step in range(10, 20)), 0.96, 0.97, 0.98, 0.99, 1.0]
+    ratios = [step / 100 for step in (*range(10, 30, 2), *range(30, 60), *range(60, 101, 4))]
     return [bs.SketchConfig(ratio=ratio, bits=bits, rotate=True) for bits in (4, 3, 2) for ratio in ratios]
 
 

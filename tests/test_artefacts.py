@@ -31,6 +31,15 @@ def results(cell, draw):
     if cell.measure == "memory":
         shape = [cell.values["batch_size"], 100]
         return {"batch_shape": shape, "peak_bytes": draw.randrange(10**9), "kept_bytes": draw.randrange(10**9)}
+    if cell.measure == "quadratic":
+        numbers = {name: draw.random() for name in ("excess", "standard_error", "theory", "rate_factor")}
+        return {**numbers, "curve": [draw.random() for _ in range(20)]}
+    if cell.measure == "noise_limit":
+        sizes = {"bytes": 10, "exact_bytes": 100}
+        fixed = {"rows, ratio=1.0, bits=4": [0.0, 14], "rows, ratio=1.0, bits=2": [10.0, 7]}
+        points = [{"step": step, "noise": draw.random(), **sizes, "fixed": fixed} for step in range(0, 150, 5)]
+        validation = {"loss": draw.random(), "accuracy": draw.random()}
+        return {"losses": [draw.random()] * 150, "points": points, "validation": validation, "changes": []}
     names = ("squared_gradient", "energy", "sgd_variance", "sketch_variance", "scaled_variance")
     ratios = ("alignment", "ratio", "scaled_ratio", "bound")
     point = {name: draw.random() for name in names + ratios}

@@ -26,7 +26,7 @@ COMMAND = re.compile(r"^backsketch (.*)$", flags=re.MULTILINE)
 SCRIPT = re.compile(r"python ((?:benchmarks|experiments|examples)/[\w/]+\.py)")
 PRINTED = {
     "README.md": ["linear layers are sketched", "kept for backward"],
-    "quickstart.md": ["MiB ->", "linear layers are sketched", "kept for backward", "alignment"],
+    "quickstart.md": ["MiB ->", "linear layers are sketched", "kept for backward", "added noise / SGD's noise"],
     "memory.md": ["its input is held anyway by model.layers.0.self_attn", "expected noise"],
     "reproducing.md": ["Lemma 2 as printed says"],
 }

@@ -29,6 +29,7 @@ pytestmark = [  # Lightning warns of what this small a run has not
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*"),
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec.*"),
     pytest.mark.filterwarnings("ignore:.*exists and is not empty.*"),
+    pytest.mark.filterwarnings("ignore:.*resuming from a checkpoint that ended before the epoch ended.*"),
     pytest.mark.filterwarnings("ignore:.*GPU available but not used.*"),
     pytest.mark.filterwarnings("ignore:.*The .grad attribute of a Tensor that is not a leaf:UserWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -188,3 +189,30 @@ def test_a_fused_loss_is_on_for_the_fit(tmp_path):
     assert [type(each) for each in module.modules()] == own
     with pytest.raises(ValueError, match="fuse_loss_ found no language model in Regression"):
         fit(tmp_path, Regression(), SketchCallback(CONFIG, fused_loss=True))
+
+
+def test_the_noise_controls_the_rate_and_what_layers_keep_also_after_a_checkpoint(tmp_path):
+    def callback():
+        return SketchCallback(SketchConfig(ratio=1.0, bits=4), noise_every=1, noise_schedule=True, noise_limit=1.0)
+
+    def fit(steps, callback, path=None):
+        trainer = lightning.Trainer(
+            max_steps=steps, accelerator="cpu", callbacks=[callback], logger=False, default_root_dir=tmp_path,
+            enable_checkpointing=True, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(Regression(), data(), ckpt_path=path)
+        return torch.load(trainer.checkpoint_callback.best_model_path, weights_only=False)["callbacks"]
+
+    def state_of(callbacks):
+        (found,) = [each for name, each in callbacks.items() if "SketchCallback" in name]
+        return found
+
+    first = state_of(fit(4, callback()))
+    assert first["limit"]["changes"][0]["reason"] == "saves bytes below the limit"
+    assert first["schedules"][0]["monitor"]["step"] == 4
+    assert 0 < first["schedules"][0]["factors"][0] < 1
+    (path,) = tmp_path.rglob("*step=4*.ckpt")
+    second = state_of(fit(6, callback(), str(path)))
+    assert second["limit"]["changes"] == first["limit"]["changes"]
+    assert second["limit"]["configs"] == first["limit"]["configs"]
+    assert second["schedules"][0]["noise"][0][2] == 6

@@ -227,13 +227,34 @@ def test_the_peak_kept_is_what_is_held_when_forward_ends():
     del out
 
 
-@pytest.mark.parametrize("callback", [lambda: SketchCallback(CONFIG), lambda: SketchCallback(budget="40%")])
+def controlled():
+    return SketchCallback(noise_every=1, noise_schedule=True, noise_limit=0.3)
+
+
+@pytest.mark.parametrize("callback", [lambda: SketchCallback(CONFIG), lambda: SketchCallback(budget="40%"), controlled])
 def test_a_resumed_run_ends_with_the_weights_of_one_that_was_not_interrupted(tmp_path, callback):
     whole = train(tmp_path / "whole", callback())
     train(tmp_path / "parts", callback(), others=[Watch(stop=STEPS // 2)])
     resumed = train(tmp_path / "parts", callback(), resume=True)
     assert resumed.state.global_step == STEPS
     assert same(weights_of(whole.model), weights_of(resumed.model))
+
+
+def test_the_noise_controls_the_rate_and_what_layers_keep(tmp_path):
+    trainer = train(tmp_path, controlled())
+    factors, kept = logged(trainer, "backsketch/rate_factor"), logged(trainer, "backsketch/limit_bytes")
+    assert 0 < factors[-1] < 1
+    assert kept[-1] < kept[0]
+    assert logged(trainer, "backsketch/limit_changes")[-1] == 1
+    assert trainer.optimizer.param_groups[0]["lr"] == trainer.lr_scheduler.get_last_lr()[0]
+    assert not summary(trainer.model).sketched
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("control", [{"noise_schedule": True}, {"noise_limit": 0.1}])
+def test_controls_need_layers_that_can_be_monitored(tmp_path, control):
+    with pytest.raises(ValueError, match="noise_schedule and noise_limit cannot be used with torch_compile=True"):
+        train(tmp_path, SketchCallback(**control), torch_compile=True, torch_compile_backend="aot_eager")
 
 
 def test_a_budget_is_planned_once_and_saved_with_the_checkpoint(tmp_path):

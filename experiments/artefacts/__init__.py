@@ -1,6 +1,6 @@
-"""The tables and figures of the paper, one file each, rendered from records alone."""
+"""The tables and figures, the paper's and others, one file each, rendered from records alone."""
 
-from . import batches, complexity, curves, glue, matmuls, peaks, throughput, variance
+from . import batches, complexity, curves, glue, limit, matmuls, peaks, quadratic, schedule, throughput, variance
 from .artefact import Artefact
 
 ARTEFACTS: dict[str, Artefact] = {
@@ -14,5 +14,8 @@ ARTEFACTS: dict[str, Artefact] = {
         variance.ARTEFACT,
         curves.ARTEFACT,
         throughput.ARTEFACT,
+        quadratic.ARTEFACT,
+        schedule.ARTEFACT,
+        limit.ARTEFACT,
     )
 }

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from numbers import Real
 from typing import Any
 
-from torch import nn
+from torch import distributed, nn
 
 from ..argument_checks import check_positive, check_share
 from ..config import SketchConfig, check_config
@@ -180,7 +180,7 @@ class NoiseLimit:
                 f"NoiseLimit cannot observe layers inside torch.compile or torch.func, as {self.monitor.unseen[0]}: "
                 "let where of its monitor leave them out"
             )
-        due = self.monitor.steps // self.monitor.every >= _FIRST_DECISION - 1
+        due = (self.monitor.steps - 1) // self.monitor.every >= _FIRST_DECISION - 1
         if due and (self._decided is None or self.monitor.steps - self._decided >= self.every):
             self._decide()
 
@@ -281,7 +281,10 @@ def _of_all_processes(averages: Mapping[str, LayerAverages]) -> Mapping[str, Lay
     if not is_distributed():
         return averages
     total = iter(summed([value for own in averages.values() for value in own.as_list()]))
-    return {name: LayerAverages.of([next(total) for _ in own.as_list()]) for name, own in averages.items()}
+    sums = {name: LayerAverages.of([next(total) for _ in own.as_list()]) for name, own in averages.items()}
+    for own in sums.values():
+        own.shares = [share / distributed.get_world_size() for share in own.shares]
+    return sums
 
 
 def _change(configs: Mapping[str, Mapping[str, Any]], **others: Any) -> LimitChange:

@@ -235,6 +235,7 @@ class NoiseMonitor:
         for name, weights in mine.items():
             if name not in self._seen and any(weight.grad is not None for weight in weights):
                 self._unseen[name] = None
+                self._called = True
         if mine:
             self.step()
 
