@@ -14,10 +14,10 @@ from backsketch.fitting.fit_table import as_text
 from backsketch.fitting.fitter import fit
 from backsketch.fitting.growth import largest
 from backsketch.fitting.meta_copy import meta_copy
-from backsketch.fitting.optimizer_states import OPTIMIZERS, states_of
 from backsketch.fitting.rank_share import RankShare
 from backsketch.fitting.subject import Subject, WaySteps
 from backsketch.fitting.ways import ALL, EXACT, SOME, ways_for
+from backsketch.memory.optimizer_states import OPTIMIZERS, states_of
 from cases import needs_shown_saves
 from small import gpt2, llama, roberta, vit
 

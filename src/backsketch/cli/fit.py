@@ -16,8 +16,8 @@ from ..fitting.batches import Inputs
 from ..fitting.fit_result import WISHES, Fit
 from ..fitting.fit_table import as_text
 from ..fitting.fitter import as_memory, fit_model
-from ..fitting.optimizer_states import OPTIMIZERS, check_optimizer
 from ..fitting.positions import positions
+from ..memory.optimizer_states import OPTIMIZERS, check_optimizer
 from .options import AsJson
 from .problems import Problem, need, users_mistakes
 from .profile import DTYPES

@@ -11,6 +11,7 @@ from ..argument_checks import check_flag, check_positive
 from ..convert.checkpointed_blocks import uncheckpoint_
 from ..convert.conversion import check_model, unsketch_
 from ..losses.fused_models import unfuse_loss_
+from ..memory.optimizer_states import check_optimizer
 from ..memory.training_step import Loss
 from ..planning.budget import as_budget
 from .batches import BatchMaker, Inputs, ResizableBatch
@@ -19,7 +20,6 @@ from .groups import Group, groups_of
 from .growth import Growth, largest
 from .measuring import check_measurable, step_seconds
 from .meta_copy import meta_copy
-from .optimizer_states import check_optimizer
 from .positions import positions
 from .rank_share import RankShare
 from .roofline import ACCELERATORS

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from .optimizer_states import states_of
+from ..memory.optimizer_states import states_of
 from .segment import BACKWARD, FORWARD
 
 
