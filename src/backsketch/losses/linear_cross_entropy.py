@@ -38,7 +38,8 @@ def linear_cross_entropy(
     """Return F.cross_entropy(F.linear(hidden, weight, bias), target), without logits of all rows at once.
 
     Loss and gradients are exact. Kept for backward are ``hidden``, as it is, and one number a row. The softmax is
-    computed in fp32 (fp64 for fp64), in which the loss is too, and under autocast the logits in its type.
+    computed in fp32 (fp64 for fp64), in which the loss is too, and under autocast the logits in its type. Call it
+    outside of ``torch.compile``: compiled code is right too, but may keep logits that backward would make again.
 
     Args:
         hidden: (..., features), as a model's last hidden state.
@@ -60,7 +61,6 @@ def linear_cross_entropy(
     return loss.view(target.shape) if reduction == "none" else loss
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator] # a compiler might keep what backward makes again
 def curved_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
