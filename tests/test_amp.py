@@ -134,7 +134,7 @@ class NoWaiting(TorchDispatchMode):
 )
 def test_no_value_is_read_from_the_device(config, masked, monkeypatch):
     monkeypatch.setattr(algorithm, "check_promise", lambda valid, y: None)  # it asks a CPU only
-    monkeypatch.setattr(ranges, "_any", lambda flags: True)  # so does it
+    monkeypatch.setattr(ranges, "any_flag", lambda flags: True)  # so does it
     x, weight = torch.randn(ROWS, FEATURES), torch.randn(OUTPUTS, FEATURES, requires_grad=True)
     mask = torch.arange(ROWS) < (20 if masked else ROWS)
     with NoWaiting(), valid_rows(mask):

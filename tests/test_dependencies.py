@@ -30,6 +30,7 @@ BROUGHT_BY = {  # module -> the distribution that installs it, where their names
     "tomllib": "tomli",
     "triton": "torch",  # where torch is built for a GPU
 }
+IF_IMPORTED = {"bitsandbytes"}  # used only where the user has imported it
 EXTRAS = {  # the start of a path -> the extras that its files may need; the longest start counts
     "src/backsketch": set(),
     "src/backsketch/cli": {"cli"},
@@ -39,7 +40,10 @@ EXTRAS = {  # the start of a path -> the extras that its files may need; the lon
     "src/backsketch/integrations/lightning.py": {"lightning"},
     "src/backsketch/integrations/transformers.py": {"transformers"},
     "src/backsketch/linear/conv1d.py": {"transformers"},
+    "src/backsketch/convert/checkpointed_blocks.py": {"transformers"},
     "src/backsketch/convert/left_exact.py": {"peft"},
+    "src/backsketch/fitting/groups.py": {"peft"},
+    "src/backsketch/fitting/fit_figure.py": {"cli"},
     "src/backsketch/plots.py": {"cli"},
     "src/backsketch/table.py": {"cli"},
     "benchmarks": {"cli", "transformers"},
@@ -83,7 +87,7 @@ def imported(tree):
 def undeclared(path, code, own=OWN):
     start = max((start for start in EXTRAS if f"{path}/".startswith(f"{start}/")), key=len)
     known = declared(EXTRAS[start])
-    names = imported(ast.parse(code)) - STANDARD - own
+    names = imported(ast.parse(code)) - STANDARD - own - IF_IMPORTED
     return {name for name in names if BROUGHT_BY.get(dashed := name.replace("_", "-"), dashed) not in known}
 
 
