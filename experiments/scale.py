@@ -158,7 +158,7 @@ _INTRODUCTION = """# At scale, on paper
 How large are the training steps of large models, on how many cards do they fit, and in which way? **Everything on
 this page is computed, and nothing of it was ever run on a card.** A few blocks of each model ran on PyTorch's meta
 device, which has shapes and no values, and stand for all blocks, which are alike; [fit](fit.md) says how, and which
-tests hold it to real steps of small models.
+tests hold it to real steps of small models. For this page no step of all blocks was run.
 
 **Bold** fits a card of 24 GB, plain one of 80 GB, and ~~struck out~~ neither. Weights, gradients and the states of
 AdamW are in bf16 (no copy of the weights in fp32); the batch is what each rank trains on; FSDP2 shards over the ranks
