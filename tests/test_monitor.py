@@ -482,3 +482,15 @@ def test_monitoring_every_layer_every_step_costs_less_than_15_percent(form):
     print(f"{form}: off {off * 1e3:.1f} ms, on {on / off - 1:+.1%}, off again {off_again / off - 1:+.1%}")
     assert on / off < 1.15
     assert off_again / off < 1.05
+
+
+@pytest.mark.slow
+def test_monitoring_every_tenth_step_costs_less_than_3_percent():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        off, on, off_again = best_times(SketchConfig.recommended())
+    finally:
+        torch.set_num_threads(threads)
+    print(f"off {off * 1e3:.1f} ms, a measured step {on / off - 1:+.1%}, off again {off_again / off - 1:+.1%}")
+    assert 0.1 * (on / off - 1) < 0.03
