@@ -141,7 +141,6 @@ class NoiseMonitor:
         if not self._called:
             return
         self._called = False
-        self._seen.clear()
         ended, self._step = self._step, self._step + 1
         if self.callback is None and not self._listeners:
             if len(self._waiting) > _MOST_WAITING:
