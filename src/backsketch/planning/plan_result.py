@@ -73,7 +73,8 @@ class Plan(Mapping[str, SketchConfig | None]):
     def __len__(self) -> int:
         return len(self.configs)
 
-    def __str__(self) -> str:
+    def layer_table(self, notes: tuple[str, ...] = ()) -> Table:
+        """Return a row for each set of layers that share an input: its bytes today and planned, noise and config."""
         titles = ("layers", "today", "planned", "noise", "config")
         rows = tuple(
             (
@@ -85,9 +86,12 @@ class Plan(Mapping[str, SketchConfig | None]):
             )
             for part in self.parts
         )
+        return Table(titles, rows, notes, numeric=frozenset({1, 2, 3}))
+
+    def __str__(self) -> str:
         notes = (
             f"linear inputs: {change(self.bytes_before, self.bytes_after)}, budget {readable(self.budget)}",
             f"all kept for backward: {change(self.kept_before, self.kept_after)}",
             f"expected noise of the weight gradients: {self.noise:.3g}",
         )
-        return str(Table(titles, rows, notes, numeric=frozenset({1, 2, 3})))
+        return str(self.layer_table(notes))

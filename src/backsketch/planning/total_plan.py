@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import SketchConfig
 from ..rest.rest_config import RestConfig
-from ..table import Table, change, readable, together
+from ..table import change, readable, together
 from .plan_result import Plan, PlannedLayers
 
 _NAMES = {"kept": "all kept for backward", "peak": "peak of a step"}
@@ -88,19 +88,8 @@ class TotalPlan(Plan):
             yield f"checkpointed, so run twice: {len(self.blocks)} of {self.all_blocks} blocks: {together(self.blocks)}"
 
     def _table(self) -> Iterator[str]:
-        titles = ("layers", "today", "planned", "noise", "config")
-        rows = tuple(
-            (
-                together(part.layers),
-                readable(part.bytes_before),
-                readable(part.bytes_after),
-                f"{part.noise:.3g}",
-                "exact" if part.config is None else str(part.config),
-            )
-            for part in self.parts
-        )
-        if rows:
-            yield str(Table(titles, rows, numeric=frozenset({1, 2, 3})))
+        if self.parts:
+            yield str(self.layer_table())
 
     def _nearby(self) -> Iterator[str]:
         for name, plan in (("less", self.cheaper), ("more", self.dearer)):

@@ -94,19 +94,20 @@ class FewBits(Rule):
                 return PackedFlags.of_mask(tensor)
             if not is_activation(tensor) or tensor.numel() * _BROADCAST <= largest:
                 return None
-            shared = not _twice_on_a_path(tensor, bits, call.operands())
+            shared = not _twice_on_a_path(tensor, bits, call)
             return call.step.few_bits(tensor, bits, rotated=self.rotated, shared=shared)
 
         return call.keeping(self.family if self.elementwise else _family_of(call, self.family, whole=True), keep)
 
 
-def _twice_on_a_path(tensor: Tensor, bits: int | None, operands: list[Tensor]) -> bool:
-    """Tell whether backward may multiply by a copy of ``tensor`` that is there already, and by what is kept now.
+def _twice_on_a_path(tensor: Tensor, bits: int | None, call: Call) -> bool:
+    """Tell whether backward may multiply by a copy of ``tensor`` that is there already, and by what a call keeps now.
 
     It does for an operand that was computed from ``tensor``, and in a product of three operands, two of them the same.
     """
     if bits is None or (copy := packed_copy(tensor, bits)) is None or copy.memory.bits >= PRECISE:
         return False
+    operands = call.operands()
     others = [each for each in operands if not (is_plain(each) and same_memory(each, tensor))]
     return (len(operands) > 2 and len(operands) - len(others) > 1) or may_depend_on(others, tensor)
 
@@ -126,7 +127,7 @@ class InputOfWeight(Rule):
             if origin(tensor) is not source or is_weight(tensor) or not tensor.is_floating_point():
                 return None
             bits = call.step.config.product
-            alone = _twice_on_a_path(tensor, bits, call.operands())
+            alone = _twice_on_a_path(tensor, bits, call)
             return call.step.few_bits(tensor, bits, rotated=True, shared=not alone)
 
         return call.keeping(_family_of(call, "product"), keep)
