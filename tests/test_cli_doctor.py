@@ -55,7 +55,7 @@ def test_what_it_shows_fits_a_terminal(monkeypatch, capsys):
 
 @pytest.mark.usefixtures("_few")
 def test_it_says_why_rows_are_not_packed_by_fused_kernels(monkeypatch, capsys):
-    monkeypatch.setattr("backsketch.storage.cpu_kernel.why_not", lambda: "no compiler found")
+    monkeypatch.setattr("backsketch.cpu_library.why_not", lambda: "no compiler found")
     monkeypatch.setattr(environment, "triton_is_here", lambda: False)
     assert main(["doctor"]) == 0
     shown = capsys.readouterr().out

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from backsketch import SketchConfig, sketch_
+from backsketch import SketchConfig, cpu_library, sketch_
 from backsketch.linear.keeping import keep
 from backsketch.linear.weight_gradient import weight_gradient
 from backsketch.storage import cpu_kernel, reference
@@ -20,12 +20,12 @@ from cases import within_five_standard_errors
 
 SEED = 0x123456789ABCDEF
 
-COMPILER = shutil.which(os.environ.get("CXX", "g++")) is not None and not cpu_kernel.switched_off()
+COMPILER = shutil.which(os.environ.get("CXX", "g++")) is not None and not cpu_library.switched_off()
 pytestmark = pytest.mark.skipif(not COMPILER, reason="no C++ compiler, or kernels are switched off")
 
 
 def test_where_there_is_a_compiler_the_kernel_compiles():
-    assert cpu_kernel.why_not() is None
+    assert cpu_library.why_not() is None
 
 
 def codes_of(stored):
@@ -122,7 +122,7 @@ def test_columns_and_strides_of_rows_are_respected(monkeypatch):
 
 
 def test_threads_change_nothing(monkeypatch):
-    monkeypatch.setattr(cpu_kernel, "_LEAST_FOR_THREADS", 0)
+    monkeypatch.setattr(cpu_library, "_LEAST_FOR_THREADS", 0)
     x, found = torch.randn(301, 576), []
     before = torch.get_num_threads()
     for threads in (1, 3):
@@ -161,11 +161,11 @@ def test_the_reference_serves_what_the_kernel_does_not(x):
 
 TRAINS = """
 import torch, backsketch
-from backsketch.storage import cpu_kernel
+from backsketch import cpu_library
 layer = backsketch.sketch_(torch.nn.Linear(300, 20), backsketch.SketchConfig(bits=3, ratio=1.0, rotate=True))
 layer(torch.ones(300, 300)).sum().backward()
 assert (layer.weight.grad - 300).abs().max() < 30, layer.weight.grad
-open(r"{path}", "w").write(str(cpu_kernel.why_not()))
+open(r"{path}", "w").write(str(cpu_library.why_not()))
 """
 
 

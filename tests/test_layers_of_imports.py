@@ -13,7 +13,7 @@ SOURCE = Path(backsketch.__file__).parent
 ORDER = [
     {"torch_private"},
     {"argument_checks", "made_classes", "numerics", "random_words", "saved_as_it_is", "table", "tensor_storages"},
-    {"seeds", "sharded"},
+    {"cpu_library", "seeds", "sharded"},
     {"sketches"},
     {"storage"},
     {"config"},

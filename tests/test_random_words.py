@@ -21,6 +21,7 @@ from backsketch.random_words import (
 from backsketch.seeds import draw_seed, seed_value
 from backsketch.sketches.draws import Draws
 from backsketch.sketches.rows import Rows
+from backsketch.sketches.smallest import places_of_smallest
 
 CPU = torch.device("cpu")
 COUNT = 1 << 16
@@ -175,3 +176,13 @@ def test_a_captured_graph_draws_its_seed_on_the_device(monkeypatch):
     monkeypatch.setattr("backsketch.seeds.is_capturing", lambda device: device.type == "meta")
     assert draw_seed(torch.device("meta")).is_meta
     assert draw_seed(CPU).device == CPU
+
+
+def test_the_smallest_keys_are_found_as_by_torch_whatever_their_distribution():
+    even = order_words(7, CHOICE_STREAM, 5000, CPU)
+    for keys in (even, even >> 1, -(even >> 40) * 5000 - torch.arange(5000), torch.arange(5000) - 2500, even[:1024]):
+        for count in (0, 1, len(keys) // 3, len(keys)):
+            law = keys.topk(count, largest=False).indices
+            found = places_of_smallest(keys, count)
+            assert torch.equal(keys[found], keys[law])
+            assert found.unique().numel() == count

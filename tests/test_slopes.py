@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from backsketch import cpu_library
 from backsketch.random_words import Seed
 from backsketch.storage import accelerator_kernel, cpu_kernel, cpu_slopes, slope_functions, slope_reference
 from backsketch.storage.codes import group_bytes, split
@@ -66,7 +67,7 @@ def kernels(request, monkeypatch):
 
 
 def needs_a_kernel():
-    if cpu_kernel.why_not() is not None:
+    if cpu_library.why_not() is not None:
         pytest.skip("no C++ compiler, or kernels are switched off")
 
 
@@ -324,7 +325,7 @@ def test_slopes_of_the_kernel_are_right_to_2e_6():
     for slope in FUSED:
         exact = slope.at(x.double().clamp(-500, 500))
         codes = torch.empty(len(x), dtype=torch.uint8)
-        cpu_kernel.library().write_slopes(
+        cpu_library.library().write_slopes(
             cpu_slopes._NUMBERS[slope], 0, x.data_ptr(), len(x), 0, 0, 0, -0.2, 2.0**21, 8, codes.data_ptr(), 1
         )
         errors = (codes - ((exact + 0.2) * 2**21 + u) + 128) % 256 - 128 + 0.5
@@ -333,7 +334,7 @@ def test_slopes_of_the_kernel_are_right_to_2e_6():
 
 def test_threads_change_nothing(monkeypatch):
     needs_a_kernel()
-    monkeypatch.setattr(cpu_kernel, "_LEAST_FOR_THREADS", 0)
+    monkeypatch.setattr(cpu_library, "_LEAST_FOR_THREADS", 0)
     x, found = torch.randn(70_001), []
     before = torch.get_num_threads()
     for threads in (1, 3):

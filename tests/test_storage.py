@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from backsketch import cpu_library
 from backsketch.noise.rounding import rounding_variance
 from backsketch.sketches.cosine import Cosine
 from backsketch.sketches.fourier import Fourier
@@ -31,8 +32,8 @@ def _kernels(request, monkeypatch):
         with without_fused_kernels():
             yield
         return
-    if cpu_kernel.why_not() is not None:
-        pytest.skip(f"no kernel: {cpu_kernel.why_not()}")
+    if cpu_library.why_not() is not None:
+        pytest.skip(f"no kernel: {cpu_library.why_not()}")
     monkeypatch.setattr(cpu_kernel, "_LEAST_VALUES", 1)
     yield
 

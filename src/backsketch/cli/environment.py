@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from .. import __version__
+from .. import __version__, cpu_library
 from ..programs.result_files import cpu_name
-from ..storage import cpu_kernel
 from ..storage.accelerator_kernel import triton_is_here
 
 FIX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
@@ -72,7 +71,7 @@ def devices() -> dict[str, str]:
 
 def kernels() -> dict[str, str]:
     """Return where -> which kernels pack rows there, and why not the fused ones where they do not."""
-    missing = cpu_kernel.why_not()
+    missing = cpu_library.why_not()
     cpu = "fused, in C++" if missing is None else f"plain PyTorch, which takes longer: {missing}"
     return {"CPU": cpu, "GPU": _triton()}
 

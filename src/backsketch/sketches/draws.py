@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..random_words import CHOICE_STREAM, SKETCH_STREAM, Seed, order_words, random_words
 from ..seeds import generator_at
+from .smallest import places_of_smallest
 
 
 class Draws:
@@ -36,7 +37,7 @@ class Draws:
         keys = order_words(self._seed, CHOICE_STREAM, places, self._device)
         if among is not None:
             keys = (keys >> 1).add_(torch.where(among, -(2**62), 2**62))
-        return keys.topk(count, largest=False).indices
+        return places_of_smallest(keys, count)
 
     def orders(self, count: int, height: int) -> Tensor:
         """Return ``count`` independent random orders of ``height`` things: (count, height)."""

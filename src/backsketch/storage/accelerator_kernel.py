@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..cpu_library import switched_off
 from ..random_words import DITHER_STREAM, Seed, line
 from ..torch_private import has_plain_memory
-from .cpu_kernel import switched_off
 from .stored_rows import StoredRows
 
 _DEVICES = ("cuda", "xpu", "meta")

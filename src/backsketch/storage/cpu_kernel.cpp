@@ -29,6 +29,7 @@ template <class V> void store(void* to, V v) { std::memcpy(to, &v, sizeof v); }
 
 Ints lanes() { return Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 
+Floats fill(float x) { return Floats{} + x; }
 Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
 Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
@@ -68,7 +69,6 @@ uint16_t bf16_of(float x) {  // to the nearest
     return uint16_t((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-Floats fill(float x) { return Floats{} + x; }
 Floats values_at(const float* from) { return load<Floats>(from); }
 Floats values_at(const uint16_t* from) { return (Floats)(widen(load<Halves>(from)) << 16); }
 float value_at(const float* from) { return *from; }
@@ -83,13 +83,29 @@ void put(uint16_t* to, Floats v) {
 void put(float* to, float x) { *to = x; }
 void put(uint16_t* to, float x) { *to = bf16_of(x); }
 
+// ---- Memory. The CPU guesses what comes next, but neither beyond a page nor where another row in some order begins.
+
+constexpr int64_t AHEAD_BYTES = 4096, AHEAD_ROWS = 4, MOST_BYTES = 2048;
+
+inline void prefetch(const void* from, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)from + at);
+}
+template <class Value> inline void prefetch_ahead(const Value* from) {
+    prefetch((const char*)from + AHEAD_BYTES, sizeof(Value) * GROUP);
+}
+template <class Value> inline void prefetch_ahead_to_write(Value* to) {
+    for (size_t at = 0; at < sizeof(Value) * GROUP; at += 64) __builtin_prefetch((char*)to + AHEAD_BYTES + at, 1);
+}
+
 // ---- Rotation: signs, then Walsh–Hadamard's transform.
 
 float sign_at(int place) { return __builtin_parity(place & place >> 1) ? -1.0f : 1.0f; }
 
+const float SCALE = 0.08838834764831845f;  // 1 / sqrt(128)
+
 struct Signs {
-    float of[GROUP];
-    Signs() { for (int i = 0; i < GROUP; ++i) of[i] = sign_at(i); }
+    float of[GROUP], scaled[GROUP];
+    Signs() { for (int i = 0; i < GROUP; ++i) scaled[i] = SCALE * (of[i] = sign_at(i)); }
 };
 const Signs SIGNS;
 
@@ -139,37 +155,43 @@ void transform(float* x, int size, const float* matrix) {
     std::memcpy(x, sums, sizeof(float) * size);
 }
 
-const float SCALE = 0.08838834764831845f;  // 1 / sqrt(128)
-
 // ---- Ranges.
 
+const float NAN32 = std::numeric_limits<float>::quiet_NaN();
+
 float down(float x) {  // the largest bf16 number that is not above x
-    if (!std::isfinite(x)) return std::numeric_limits<float>::quiet_NaN();
+    if (!std::isfinite(x)) return NAN32;
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
     bits = (bits + (bits >> 31 ? 0xFFFF : 0)) & 0xFFFF0000u;
     std::memcpy(&x, &bits, 4);
     return x + 0.0f;  // not -0.0: the sign of a step has a meaning
 }
-float up(float x) { return 0.0f - down(-x); }
+Floats down(Floats x) {
+    const Words bits = (Words)x, below = (bits + ((Words)((Ints)bits >> 31) & 0xFFFFu)) & 0xFFFF0000u;
+    return (bits & 0x7FFFFFFFu) < 0x7F800000u ? (Floats)below + 0.0f : fill(NAN32);
+}
+template <class V> V up(V x) { return 0.0f - down(-x); }
 
-struct Grid {
-    float least, step, inverse;
-    int32_t zeros;  // whether it keeps them; as wide as the others, so that a grid is copied in one piece
+float widening(int levels) { return float((1.0 + 0x1p-20) / levels); }
+float no_infinity(float x) { return std::isinf(x) ? 0 : x; }
+Floats no_infinity(Floats x) { return x == std::numeric_limits<float>::infinity() ? fill(0) : x; }
 
-    Grid() = default;
-    Grid(float smallest, float largest, int levels, bool keeps_zeros) : zeros(keeps_zeros) {
+// The levels of a group, or of one group in each lane: values lie at least + step * [0, levels].
+template <class V> struct Grid {
+    V least, step, inverse;
+
+    Grid(V smallest, V largest, V widening) {
         least = down(smallest);
-        step = up((largest - least) * float((1.0 + 0x1p-20) / (levels - zeros)));
-        inverse = 1.0f / step;
-        if (std::isinf(inverse)) inverse = 0;
-    }
-
-    void write(uint16_t* to) const {
-        to[0] = bf16_of(least);
-        to[1] = bf16_of(zeros ? -step : step);
+        step = up((largest - least) * widening);
+        inverse = no_infinity(1.0f / step);
     }
 };
+
+void write_range(uint16_t* to, float least, float step, bool zeros) {
+    to[0] = bf16_of(least);
+    to[1] = bf16_of(zeros ? -step : step);
+}
 
 bool keeps_zeros(int others, int size, int levels) {
     if (levels >= 15) return others < size;
@@ -199,34 +221,44 @@ uint32_t row_word(int64_t row, Line line) {
 }
 
 // The words of the first values of a group; those of the next vector are LANES * GOLDEN larger. No table is read.
-Words dither_words(uint32_t row, int64_t column) { return (Words)lanes() * GOLDEN + (uint32_t(column) * GOLDEN + row); }
+Words dither_words(uint32_t first) { return (Words)lanes() * GOLDEN + first; }
+uint32_t first_word(uint32_t row, int64_t column) { return uint32_t(column) * GOLDEN + row; }
 
-Floats dither(Words first, int q) {
-    return __builtin_convertvector((Ints)((first + LANES * GOLDEN * q) >> 9), Floats) * 0x1p-23f;
-}
-float dither_at(uint32_t row, int64_t column) { return float((uint32_t(column) * GOLDEN + row) >> 9) * 0x1p-23f; }
+// 1 + u: the bits of u behind those of 1, so that no integer has to become a float.
+Floats one_and_dither(Words first, int q) { return (Floats)((first + LANES * GOLDEN * q) >> 9 | 0x3F800000u); }
+Floats dither(Words first, int q) { return one_and_dither(first, q) - 1.0f; }
+float dither_at(uint32_t row, int64_t column) { return float(first_word(row, column) >> 9) * 0x1p-23f; }
 
 // ---- Codes in bytes.
 
 // Vector q of a group has its values 16 q to 16 q + 15. Of the bits of q, the highest is folded first.
 constexpr int place(int first, int second, int third) { return 4 * first + 2 * second + third; }
 
-void put_bytes(uint8_t* to, Ints v) { store(to, to_bytes(v)); }
+void put_bytes(uint8_t* to, Ints v) { store(to, to_bytes(v)); }  // the lowest byte of each
 Ints bytes_at(const uint8_t* from) { return widen(load<Bytes16>(from)); }
 
 template <int BITS> inline __attribute__((always_inline)) void join(const Ints* codes, uint8_t* to) {
     if (BITS == 8)
-        for (int q = 0; q < 8; ++q) put_bytes(to + q * LANES, codes[q] & 255);  // in a register, where narrowing is fast
+        for (int q = 0; q < 8; ++q) put_bytes(to + q * LANES, codes[q]);
     if (BITS == 4)
         for (int q = 0; q < 4; ++q) put_bytes(to + q * LANES, codes[q] | codes[q + 4] << 4);
-    if (BITS == 3 || BITS == 2)
+    if (BITS == 2)
         for (int q = 0; q < 2; ++q)
-            put_bytes(to + q * LANES, (codes[place(0, 0, q)] & 3) | (codes[place(1, 0, q)] & 3) << 2 |
-                                      (codes[place(0, 1, q)] & 3) << 4 | (codes[place(1, 1, q)] & 3) << 6);
+            put_bytes(to + q * LANES, codes[place(0, 0, q)] | codes[place(1, 0, q)] << 2 | codes[place(0, 1, q)] << 4 |
+                                      codes[place(1, 1, q)] << 6);
     if (BITS == 3) {
-        Ints high = {};
-        for (int q = 0; q < 8; ++q) high |= codes[q] >> 2 << ((q >> 2) + (q & 2) + 4 * (q & 1));
-        put_bytes(to + 2 * LANES, high);
+        // All eight codes in one word, a nibble each, whose lower and higher bits are then moved together.
+        Words word = {};
+        for (int q = 0; q < 8; ++q) word |= (Words)codes[q] << 4 * ((q >> 2) + (q & 2) + 4 * (q & 1));
+        Words low = word & 0x33333333u, high = word >> 2 & 0x11111111u;
+        low = (low | low >> 2) & 0x0F0F0F0Fu;
+        low |= low >> 4;
+        high = (high | high >> 3) & 0x03030303u;
+        high = (high | high >> 6) & 0x000F000Fu;
+        high |= high >> 12;
+        put_bytes(to, (Ints)low);
+        put_bytes(to + LANES, (Ints)(low >> 16));
+        put_bytes(to + 2 * LANES, (Ints)high);
     }
 }
 
@@ -307,82 +339,104 @@ template <class Value> inline Floats centred(const Value* x, const float* mean, 
     return mean ? v - load<Floats>(mean + q * LANES) : v;
 }
 
-template <bool ROTATED, class Value>
-Grid grid_of(const Value* x, const float* mean, int levels, Floats* rotated) {
-    Floats v[VECTORS];
-    for (int q = 0; q < VECTORS; ++q) v[q] = centred(x, mean, q);
-    if (ROTATED) {
-        for (int q = 0; q < VECTORS; ++q) v[q] *= load<Floats>(SIGNS.of + q * LANES) * SCALE;
-        transform(v);
-        for (int q = 0; q < VECTORS; ++q) rotated[q] = v[q];
-    }
-    Floats low = v[0], high = v[0], sum = v[0];
-    for (int q = 1; q < VECTORS; ++q) {
-        low = smaller(low, v[q]);
-        high = larger(high, v[q]);
-        sum += v[q];
-    }
-    // From here on both in one vector: the least value, negated, comes to lane 0 and the largest one to lane 8.
-    Floats ends = larger(lower_halves(-low, high), upper_halves(-low, high));
-    ends = larger(ends, other_lanes<4>(ends));
-    ends = larger(ends, other_lanes<2>(ends));
-    ends = larger(ends, other_lanes<1>(ends));
-    float smallest = -ends[0], largest = ends[8];
-    if (any(sum - sum != 0)) {  // NaN or infinity, or only an overflow of the sum
-        Ints nan = {};
-        for (int q = 0; q < VECTORS; ++q) nan |= v[q] != v[q];
-        if (any(nan)) smallest = std::numeric_limits<float>::quiet_NaN();
-    }
-    bool zeros = false;
-    if (!ROTATED && smallest == 0) {
-        Ints others = {};
-        for (int q = 0; q < VECTORS; ++q) others -= v[q] != 0;
-        int count = 0;
-        for (int i = 0; i < LANES; ++i) count += others[i];
-        zeros = keeps_zeros(count, GROUP, levels);
-    }
-    return Grid(smallest, largest, levels, zeros);
-}
-
-template <int BITS, bool ROTATED, class Value>
-void pack_group(const Value* x, const float* mean, const Floats* rotated, const Grid& grid, uint32_t row,
-                int64_t column, uint8_t* to) {
-    Ints codes[VECTORS];
-    const Words words = dither_words(row, column);
-    for (int q = 0; q < VECTORS; ++q) {
-        const Floats v = ROTATED ? rotated[q] : centred(x, mean, q);
-        const Floats level = (v - grid.least) * grid.inverse + dither(words, q);
-        Ints code = __builtin_convertvector(level, Ints);
-        if (!ROTATED && grid.zeros) code = (code + 1) & (v != 0);
-        codes[q] = code & ((1 << BITS) - 1);
-    }
-    join<BITS>(codes, to);
-}
-
-// Full groups of one row: first the grids of several, then their codes. A grid takes long to compute but few
-// instructions, so the CPU computes several at once.
-constexpr int64_t RUN = 8;
-
-template <int BITS, bool ROTATED, class Value>
-void pack_groups(const Value* x, const float* mean, int64_t groups, uint32_t row, int64_t column, uint8_t* to,
-                 uint16_t* ranges) {
-    Floats rotated[ROTATED ? RUN * VECTORS : 1];
-    Grid grids[RUN];
-    for (int64_t first = 0; first < groups; first += RUN) {
-        const int64_t end = std::min(groups, first + RUN);
-        for (int64_t g = first; g < end; ++g) {
-            Floats* own = ROTATED ? rotated + (g - first) * VECTORS : nullptr;
-            const Grid grid = grid_of<ROTATED>(x + g * GROUP, mean ? mean + g * GROUP : nullptr, (1 << BITS) - 1, own);
-            grid.write(ranges + 2 * g);
-            grids[g - first] = grid;
+// Packs full groups, sixteen at a time, so that what is computed once a group takes one vector for all of them.
+template <int BITS, bool ROTATED, class Value> class Packer {
+  public:
+    // ``word`` is the word of the dither of the first value.
+    inline __attribute__((always_inline)) void add(const Value* x, const float* mean, uint32_t word, uint8_t* codes,
+                                                   uint16_t* range) {
+        groups[count] = {x, mean, word, codes, range};
+        Floats v[VECTORS];
+        for (int q = 0; q < VECTORS; ++q) v[q] = centred(x, mean, q);
+        prefetch_ahead(x);
+        if (ROTATED) {
+            for (int q = 0; q < VECTORS; ++q) v[q] *= load<Floats>(SIGNS.scaled + q * LANES);
+            transform(v);
+            for (int q = 0; q < VECTORS; ++q) rotated[count * VECTORS + q] = v[q];
         }
-        for (int64_t g = first; g < end; ++g) {
-            const Floats* own = ROTATED ? rotated + (g - first) * VECTORS : nullptr;
-            pack_group<BITS, ROTATED>(x + g * GROUP, mean ? mean + g * GROUP : nullptr, own, grids[g - first], row,
-                                      column + g * GROUP, to + g * 16 * BITS);
+        Floats low = v[0], high = v[0], sum = v[0];
+        for (int q = 1; q < VECTORS; ++q) {
+            low = smaller(low, v[q]);
+            high = larger(high, v[q]);
+            sum += v[q];
         }
+        // From here on both in one vector: the least value, negated, comes to lane 0 and the largest one to lane 8.
+        Floats ends = larger(lower_halves(-low, high), upper_halves(-low, high));
+        ends = larger(ends, other_lanes<4>(ends));
+        ends = larger(ends, other_lanes<2>(ends));
+        ends = larger(ends, other_lanes<1>(ends));
+        smallest[count] = -ends[0];
+        largest[count] = ends[8];
+        if (any(sum - sum != 0)) {  // NaN or infinity, or only an overflow of the sum
+            Ints nan = {};
+            for (int q = 0; q < VECTORS; ++q) nan |= v[q] != v[q];
+            if (any(nan)) smallest[count] = NAN32;
+        }
+        if (++count == LANES) flush();
     }
-}
+
+    // Write the groups that were added since the last time.
+    void flush() {
+        Ints zeros = {};
+        Floats widenings = fill(widening(LEVELS));
+        if (!ROTATED)
+            for (int g = 0; g < count; ++g)
+                if (smallest[g] == 0 && keeps_zeros(nonzero(groups[g]), GROUP, LEVELS)) {
+                    zeros[g] = 1;
+                    widenings[g] = widening(LEVELS - 1);
+                }
+        const Grid<Floats> grids(load<Floats>(smallest), load<Floats>(largest), widenings);
+        const Floats unusual = grids.step - grids.step;  // NaN where a group is not finite, else 0
+        for (int g = 0; g < count; ++g) write_range(groups[g].range, grids.least[g], grids.step[g], zeros[g]);
+        for (int g = 0; g < count; ++g) {
+            if (!ROTATED && zeros[g])
+                round<true>(g, grids.least[g], grids.inverse[g]);
+            else if (unusual[g] == 0)
+                round<false>(g, grids.least[g], grids.inverse[g]);
+            else
+                std::memset(groups[g].codes, 0, 16 * BITS);
+        }
+        count = 0;
+    }
+
+  private:
+    static constexpr int LEVELS = (1 << BITS) - 1;
+
+    struct Group {
+        const Value* x;
+        const float* mean;
+        uint32_t word;
+        uint8_t* codes;
+        uint16_t* range;
+    };
+
+    static int nonzero(const Group& group) {
+        Ints found = {};
+        for (int q = 0; q < VECTORS; ++q) found -= centred(group.x, group.mean, q) != 0;
+        int sum = 0;
+        for (int i = 0; i < LANES; ++i) sum += found[i];
+        return sum;
+    }
+
+    template <bool ZEROS> inline __attribute__((always_inline)) void round(int g, float least, float inverse) {
+        const Group& group = groups[g];
+        const Words words = dither_words(group.word);
+        Ints codes[VECTORS];  // plus one
+        for (int q = 0; q < VECTORS; ++q) {
+            const Floats v = ROTATED ? rotated[g * VECTORS + q] : centred(group.x, group.mean, q);
+            const Floats level = add_product(one_and_dither(words, q), v - least, fill(inverse));
+            codes[q] = __builtin_convertvector(level, Ints);
+            if (ZEROS) codes[q] = codes[q] & (v != 0);
+            else codes[q] -= 1;
+        }
+        join<BITS>(codes, group.codes);
+    }
+
+    int count = 0;
+    Group groups[LANES];
+    alignas(64) float smallest[LANES] = {}, largest[LANES] = {};
+    Floats rotated[ROTATED ? LANES * VECTORS : 1];
+};
 
 template <class Value>
 void pack_short(const Value* x, const float* mean, int size, const Format& format, uint32_t row, int64_t column, uint8_t* to, uint16_t* ranges) {
@@ -401,10 +455,10 @@ void pack_short(const Value* x, const float* mean, int size, const Format& forma
         others += v[i] != 0;
         nan |= v[i] != v[i];
     }
-    if (nan) smallest = std::numeric_limits<float>::quiet_NaN();
+    if (nan) smallest = NAN32;
     bool zeros = !format.rotated && smallest == 0 && keeps_zeros(others, size, format.levels());
-    Grid grid(smallest, largest, format.levels(), zeros);
-    grid.write(ranges);
+    const Grid<float> grid(smallest, largest, widening(format.levels() - zeros));
+    write_range(ranges, grid.least, grid.step, zeros);
     uint8_t codes[GROUP];
     for (int i = 0; i < size; ++i) {
         float level = (v[i] - grid.least) * grid.inverse + dither_at(row, column + i);
@@ -432,16 +486,19 @@ void unpack_group(const uint8_t* from, const uint16_t* ranges, bool rotated, flo
     Levels levels(ranges, rotated, TURN ? scale * SCALE : scale);
     Ints codes[VECTORS];
     split<BITS>(from, codes);
-    const Words words = dither_words(row, column);
+    const Words words = dither_words(first_word(row, column));
+    const float above = levels.base + levels.step;
     Floats v[VECTORS];
     for (int q = 0; q < VECTORS; ++q) {
-        v[q] = (__builtin_convertvector(codes[q], Floats) - dither(words, q)) * levels.step + levels.base;
+        const Floats steps = __builtin_convertvector(codes[q], Floats) - one_and_dither(words, q);
+        v[q] = add_product(fill(above), steps, fill(levels.step));
         if (levels.zeros) v[q] = (Floats)((Ints)v[q] & (codes[q] != 0));
     }
     if (TURN) {
         transform(v);
         for (int q = 0; q < VECTORS; ++q) v[q] *= load<Floats>(SIGNS.of + q * LANES);
     }
+    prefetch_ahead_to_write(to);
     for (int q = 0; q < VECTORS; ++q) put(to + q * LANES, v[q]);
 }
 
@@ -462,13 +519,6 @@ void unpack_short(const uint8_t* from, const uint16_t* ranges, int size, const F
     for (int i = 0; i < size; ++i) put(to + i, v[i]);
 }
 
-// Rows in any order are asked for some rows ahead: the CPU cannot guess where the next one is, only how it goes on.
-constexpr int64_t AHEAD = 4, MOST_BYTES = 2048;
-
-void prefetch(const void* from, int64_t bytes) {
-    for (int64_t at = 0; at < std::min(bytes, MOST_BYTES); at += 64) __builtin_prefetch((const char*)from + at);
-}
-
 template <int BITS, bool ROTATED, class Value>
 void pack(const Value* x, int64_t x_stride, const int64_t* chosen, const float* mean, int64_t rows, int64_t features,
           int64_t first_column, Line line, Format format, uint8_t* codes, int64_t codes_stride, uint16_t* ranges,
@@ -476,17 +526,24 @@ void pack(const Value* x, int64_t x_stride, const int64_t* chosen, const float* 
     const int64_t full = features / GROUP;
     const int rest = int(features % GROUP);
     const int group_bytes = 16 * BITS;
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t row = 0; row < rows; ++row) {
-        const Value* values = x + (chosen ? chosen[row] : row) * x_stride;
-        if (chosen && row + AHEAD < rows) prefetch(x + chosen[row + AHEAD] * x_stride, sizeof(Value) * features);
-        const uint32_t word = row_word(row, line);
-        uint8_t* to = codes + row * codes_stride;
-        uint16_t* own = ranges + row * ranges_stride;
-        pack_groups<BITS, ROTATED>(values, mean, full, word, first_column, to, own);
-        if (rest)
-            pack_short(values + full * GROUP, mean ? mean + full * GROUP : nullptr, rest, format, word,
-                       first_column + full * GROUP, to + full * group_bytes, own + 2 * full);
+#pragma omp parallel num_threads(threads)
+    {
+        Packer<BITS, ROTATED, Value> packer;
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < rows; ++row) {
+            const Value* values = x + (chosen ? chosen[row] : row) * x_stride;
+            if (chosen && row + AHEAD_ROWS < rows) prefetch(x + chosen[row + AHEAD_ROWS] * x_stride, std::min<int64_t>(MOST_BYTES, sizeof(Value) * features));
+            const uint32_t word = row_word(row, line);
+            uint8_t* to = codes + row * codes_stride;
+            uint16_t* own = ranges + row * ranges_stride;
+            for (int64_t g = 0; g < full; ++g)
+                packer.add(values + g * GROUP, mean ? mean + g * GROUP : nullptr,
+                           first_word(word, first_column + g * GROUP), to + g * group_bytes, own + 2 * g);
+            if (rest)
+                pack_short(values + full * GROUP, mean ? mean + full * GROUP : nullptr, rest, format, word,
+                           first_column + full * GROUP, to + full * group_bytes, own + 2 * full);
+        }
+        packer.flush();
     }
 }
 
@@ -501,10 +558,10 @@ void unpack(const uint8_t* codes, int64_t codes_stride, const uint16_t* ranges, 
     for (int64_t i = 0; i < rows; ++i) {
         const int64_t row = places ? places[first + i] : first + i;
         Value* to = out + i * features;
-        if (places && i + AHEAD < rows && places[first + i + AHEAD] >= 0) {
-            const int64_t next = places[first + i + AHEAD];
-            prefetch(codes + next * codes_stride, codes_stride);
-            prefetch(ranges + next * ranges_stride, sizeof(uint16_t) * ranges_stride);
+        if (places && i + AHEAD_ROWS < rows && places[first + i + AHEAD_ROWS] >= 0) {
+            const int64_t next = places[first + i + AHEAD_ROWS];
+            prefetch(codes + next * codes_stride, std::min(MOST_BYTES, codes_stride));
+            prefetch(ranges + next * ranges_stride, std::min<int64_t>(MOST_BYTES, sizeof(uint16_t) * ranges_stride));
         }
         if (row < 0) {
             std::memset(to, 0, sizeof(Value) * features);

@@ -7,7 +7,9 @@ namespace {
 
 template <class Value>
 void product(const Value* grad, const Ints* codes, float step, float base, uint32_t row, Value* to) {
-    const Words words = dither_words(row, 0);
+    const Words words = dither_words(row);
+    prefetch_ahead(grad);
+    prefetch_ahead_to_write(to);
     for (int q = 0; q < VECTORS; ++q) {
         const Floats slopes = (__builtin_convertvector(codes[q], Floats) - dither(words, q)) * step + base;
         put(to + q * LANES, values_at(grad + q * LANES) * slopes);
@@ -148,12 +150,13 @@ struct SlopeLevels {  // level = (slope - low) * per_step + u
 
 template <class Function, class Value>
 void slope_codes(const Value* x, const SlopeLevels& levels, uint32_t row, Ints* codes) {
-    const Words words = dither_words(row, 0);
+    const Words words = dither_words(row);
+    prefetch_ahead(x);
     for (int q = 0; q < VECTORS; ++q) {
         const Floats slopes = Function::at(values_at(x + q * LANES));
-        Floats level = (slopes - levels.low) * levels.per_step + dither(words, q);
-        if (!STAYS_IN_RANGE<Function>) level = within(level, 0, float((1 << levels.bits) - 1));
-        codes[q] = __builtin_convertvector(level, Ints);
+        Floats level = (slopes - levels.low) * levels.per_step + one_and_dither(words, q);  // plus one
+        if (!STAYS_IN_RANGE<Function>) level = within(level, 1, float(1 << levels.bits));
+        codes[q] = __builtin_convertvector(level, Ints) - 1;
     }
 }
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..cpu_library import library, threads_for
 from ..random_words import DITHER_STREAM, Seed, line
 from ..torch_private import has_plain_memory
-from . import cpu_kernel
+from .cpu_kernel import serves_for
 from .flat_slabs import flat_slab, flat_slabs
 from .groups import GROUP
 from .sizes import packed_bytes
@@ -28,7 +29,7 @@ def serves(x: Tensor, seed: Seed) -> bool:
         and x.dtype in _DTYPES
         and has_plain_memory(x)
         and isinstance(seed, int)
-        and cpu_kernel.serves_for(x.numel())
+        and serves_for(x.numel())
     )
 
 
@@ -41,7 +42,7 @@ def write(slope: Slope, source: Tensor, bits: int, seed: Seed) -> Tensor:
         if slope not in _NUMBERS:
             values = slope.at(values.to(torch.float32)).contiguous()
         first_group = slab.start // GROUP
-        cpu_kernel.library().write_slopes(  # type: ignore[union-attr]
+        library().write_slopes(  # type: ignore[union-attr]
             _NUMBERS.get(slope, _GIVEN),
             values.dtype == torch.bfloat16,
             values.data_ptr(),
@@ -52,7 +53,7 @@ def write(slope: Slope, source: Tensor, bits: int, seed: Seed) -> Tensor:
             per_step,
             bits,
             codes.data_ptr() + packed_bytes(slab.start, bits),
-            cpu_kernel.threads_for(len(values)),
+            threads_for(len(values)),
         )
     return codes
 
@@ -64,7 +65,7 @@ def times(slope: Slope, grad: Tensor, codes: Tensor, bits: int, seed: Seed) -> T
     step = (slope.high - slope.low) / (2**bits - 1)
     for slab in [slice(0, grad.numel())] if grad.is_contiguous() else flat_slabs(grad):
         values = flat_slab(grad, slab)
-        cpu_kernel.library().times_slopes(  # type: ignore[union-attr]
+        library().times_slopes(  # type: ignore[union-attr]
             grad.dtype == torch.bfloat16,
             values.data_ptr(),
             codes.data_ptr() + packed_bytes(slab.start, bits),
@@ -75,6 +76,6 @@ def times(slope: Slope, grad: Tensor, codes: Tensor, bits: int, seed: Seed) -> T
             slope.low + step / 2,
             bits,
             out.view(-1)[slab].data_ptr(),
-            cpu_kernel.threads_for(len(values)),
+            threads_for(len(values)),
         )
     return out
