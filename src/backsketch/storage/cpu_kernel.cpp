@@ -342,13 +342,13 @@ template <class Value> inline Floats centred(const Value* x, const float* mean, 
 // Packs full groups, sixteen at a time, so that what is computed once a group takes one vector for all of them.
 template <int BITS, bool ROTATED, class Value> class Packer {
   public:
-    // ``word`` is the word of the dither of the first value.
-    inline __attribute__((always_inline)) void add(const Value* x, const float* mean, uint32_t word, uint8_t* codes,
-                                                   uint16_t* range) {
+    // ``next`` are values that will be needed soon; ``word`` is the word of the dither of the first value.
+    inline __attribute__((always_inline)) void add(const Value* x, const Value* next, const float* mean, uint32_t word,
+                                                   uint8_t* codes, uint16_t* range) {
         groups[count] = {x, mean, word, codes, range};
         Floats v[VECTORS];
         for (int q = 0; q < VECTORS; ++q) v[q] = centred(x, mean, q);
-        prefetch_ahead(x);
+        prefetch(next, sizeof(Value) * GROUP);
         if (ROTATED) {
             for (int q = 0; q < VECTORS; ++q) v[q] *= load<Floats>(SIGNS.scaled + q * LANES);
             transform(v);
@@ -532,12 +532,12 @@ void pack(const Value* x, int64_t x_stride, const int64_t* chosen, const float* 
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < rows; ++row) {
             const Value* values = x + (chosen ? chosen[row] : row) * x_stride;
-            if (chosen && row + AHEAD_ROWS < rows) prefetch(x + chosen[row + AHEAD_ROWS] * x_stride, std::min<int64_t>(MOST_BYTES, sizeof(Value) * features));
+            const Value* next = chosen ? x + chosen[std::min(row + 1, rows - 1)] * x_stride : values + AHEAD_BYTES / sizeof(Value);
             const uint32_t word = row_word(row, line);
             uint8_t* to = codes + row * codes_stride;
             uint16_t* own = ranges + row * ranges_stride;
             for (int64_t g = 0; g < full; ++g)
-                packer.add(values + g * GROUP, mean ? mean + g * GROUP : nullptr,
+                packer.add(values + g * GROUP, next + g * GROUP, mean ? mean + g * GROUP : nullptr,
                            first_word(word, first_column + g * GROUP), to + g * group_bytes, own + 2 * g);
             if (rest)
                 pack_short(values + full * GROUP, mean ? mean + full * GROUP : nullptr, rest, format, word,
