@@ -1,6 +1,7 @@
 """fuse_loss_ and linear_cross_entropy: the plain loss and its gradients, without logits of all rows at once."""
 
 import copy
+import functools
 import os
 import pickle
 from contextlib import nullcontext
@@ -331,6 +332,82 @@ def test_deferred_logits_are_the_logits_for_every_other_function():
     assert str(deferred) == str(exact)
 
 
+def doubled_in_place(logits):
+    rows = logits.view(-1, logits.shape[-1])
+    logits.mul_(2.0)
+    return rows
+
+
+def cut_in_place(logits):
+    rows = logits.view(-1, logits.shape[-1])
+    rows[:, :5] = -30.0
+    return logits
+
+
+def read_under(context):
+    def read(logits):
+        with context():
+            logits.softmax(-1)
+        return logits
+
+    return read
+
+
+def viewed_without_gradients(logits):
+    with torch.no_grad():
+        return logits.view(-1, logits.shape[-1])
+
+
+READINGS = {
+    "read in no_grad": read_under(torch.no_grad),
+    "read in inference_mode": read_under(torch.inference_mode),
+    "read where autocast is off": read_under(lambda: torch.autocast("cpu", enabled=False)),
+    "viewed in no_grad": viewed_without_gradients,
+    "changed in place below a view": doubled_in_place,
+    "changed in place through a view": cut_in_place,
+    "options by name": lambda logits: torch.mul(input=logits, other=2.0),
+    "options that change the function": lambda logits: torch.div(logits, 0.5, rounding_mode="floor"),
+    "a factor of the addend": lambda logits: torch.add(logits, torch.arange(50.0), alpha=0.1),
+    "memory format": lambda logits: logits.contiguous(memory_format=torch.contiguous_format),
+    "a cap of zero": lambda logits: torch.tanh(logits) * 0.0,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*reads the logits of a model with a fused loss")
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
+@pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
+def test_a_loss_is_the_plain_one_however_its_logits_were_used_before(read, autocast):
+    """Whoever reads logits first may need no graph, and what a view shares memory with may change in place."""
+    hidden = torch.randn(6, 8, requires_grad=True)
+    weight, bias, target = torch.randn(50, 8, requires_grad=True), torch.randn(50), torch.randint(50, (6,))
+    results = []
+    heads: list[Any] = [F.linear, functools.partial(DeferredLogits.of, chunk=None)]
+    for head in heads:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            logits = read(head(hidden.view(2, 3, 8), weight, bias))
+            loss = F.cross_entropy(logits.view(-1, 50), target) + hidden.square().mean()
+        gradients = torch.autograd.grad(loss, (hidden, weight), allow_unused=True)
+        results.append((loss, *(torch.zeros(1) if each is None else each for each in gradients)))
+    for plain, ours in zip(*results, strict=True):
+        assert ours.dtype == plain.dtype
+        assert relative(ours, plain) <= (1e-2 if autocast else RELATIVE)
+
+
+def test_a_head_without_a_graph_gets_none_by_the_loss():
+    model, batch = llama()
+    model.lm_head.register_forward_pre_hook(lambda *_: torch.set_grad_enabled(False) and None)
+    model.lm_head.register_forward_hook(lambda *_: torch.set_grad_enabled(True) and None)
+    assert not fuse_loss_(model).train()(**batch).loss.requires_grad
+
+
+def test_a_head_that_is_not_the_fused_one_any_more_is_reported():
+    model, batch = llama()
+    fuse_loss_(model).set_output_embeddings(nn.Linear(HIDDEN, 100))
+    with pytest.warns(UserWarning, match="has got another head since"):
+        assert step(model, batch)[0].logits is not None
+    assert step(fuse_loss_(model), batch)[0].logits is None
+
+
 def test_code_that_is_no_function_of_torch_gets_an_error_not_zeros():
     class Loss(torch.autograd.Function):
         @staticmethod
@@ -496,6 +573,10 @@ def test_ddp_finds_every_gradient_and_fsdp_shards_the_whole_model():
     same_gradients({name: each.grad.full_tensor() for name, each in model.named_parameters()}, expected)
     assert fuse_loss_(model).train()(**batch).logits is None
     assert unfuse_loss_(model)(**batch).logits is not None
+    model, batch = llama()
+    fully_shard(fuse_loss_(model).lm_head)  # which takes its weight away before the loss
+    with pytest.warns(UserWarning, match="fully_shard was called on its head"):
+        assert model.train()(**batch).logits is not None
     model, batch = llama()
     fully_shard(model.lm_head)
     with pytest.raises(ValueError, match="the head of the model is sharded on its own"):

@@ -13,6 +13,7 @@ from backsketch import (
     PlanError,
     RestConfig,
     SketchConfig,
+    fit,
     peak_memory,
     plan,
     saved_memory,
@@ -313,3 +314,13 @@ def plan_least(options, asked):
     with pytest.raises(PlanError) as error:
         plan_total(options, 1000, asked, 1.0)
     return int(str(error.value).split()[5])
+
+
+def test_neither_a_plan_of_totals_nor_fit_moves_the_users_random_numbers():
+    model, batch = nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.1), nn.Linear(32, 32)), torch.randn(64, 32)
+    state = torch.get_rng_state()
+    plan(model, batch, kept="80%")
+    with pytest.raises(PlanError, match="kept must be at least"):
+        plan(model, batch, kept=100)
+    fit(model, batch, memory="1MiB")
+    assert torch.equal(torch.get_rng_state(), state)

@@ -13,6 +13,7 @@ from ..convert.conversion import check_model, unsketch_
 from ..losses.fused_models import unfuse_loss_
 from ..memory.optimizer_states import check_optimizer
 from ..memory.training_step import Loss
+from ..memory.untouched_model import same_randomness
 from ..planning.budget import as_budget
 from .batches import BatchMaker, Inputs, ResizableBatch
 from .fit_result import ADAPTERS, FUSED, WISHES, Fit, FitRow
@@ -73,6 +74,7 @@ def fit(
     )  # fmt: skip
 
 
+@same_randomness()
 def fit_model(
     model: nn.Module,
     batches: BatchMaker,

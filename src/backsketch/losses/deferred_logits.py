@@ -25,9 +25,10 @@ Handler: TypeAlias = Callable[..., Any]
 
 @dataclass(slots=True, eq=False)
 class HeadCall:
-    """One call of a head, and whether a fused loss was made of it."""
+    """One call of a head, the type of its products, and whether a fused loss was made of it."""
 
     chunk: int | None
+    dtype: torch.dtype
     fused: bool = False
 
 
@@ -42,8 +43,11 @@ class Parts:
     curve: LogitCurve = field(default_factory=LogitCurve)
 
     def logits(self) -> Tensor:
-        """Compute the logits as the model would have."""
-        logits = F.linear(self.hidden, self.weight, self.bias)
+        """Compute the logits as the head would have, also where autocast is off by now."""
+        hidden, weight = self.hidden.to(self.call.dtype), self.weight.to(self.call.dtype)
+        bias = None if self.bias is None else self.bias.to(self.call.dtype)
+        with torch.autocast(self.hidden.device.type, enabled=False):
+            logits = F.linear(hidden, weight, bias)
         if self.curve.bends:
             logits = torch.tanh(logits * self.curve.before)
         return logits if self.curve.after == 1.0 else logits * self.curve.after
@@ -57,36 +61,47 @@ class DeferredLogits(Tensor):
 
     parts: Parts
     _computed: Tensor | None
+    _view: View | None
 
     @staticmethod
     def of(hidden: Tensor, weight: Tensor, bias: Tensor | None, chunk: int | None) -> DeferredLogits:
         """Return what stands for F.linear(hidden, weight, bias)."""
-        return deferred(Parts(hidden, weight, bias, HeadCall(chunk)), product_dtype(hidden))
+        dtype = product_dtype(hidden)
+        return deferred(Parts(hidden, weight, bias, HeadCall(chunk, dtype)), dtype)
 
     @property
     def call(self) -> HeadCall:
         """Return the call of the head that these logits come from."""
         return self.parts.call
 
+    @property
+    def is_computed(self) -> bool:
+        """Tell whether the logits exist by now, here or in what this is a view of."""
+        return self._computed is not None or (self._view is not None and self._view.base.is_computed)
+
     def compute(self) -> Tensor:
-        """Compute the logits, once."""
+        """Compute the logits, once, with the graph that they would have: who reads them first may need none."""
         if self._computed is None:
-            with as_plain_tensors():
-                self._computed = self.parts.logits().to(self.dtype).view(self.shape)
+            with torch.inference_mode(False), torch.enable_grad(), as_plain_tensors():
+                self._computed = (
+                    self.parts.logits().to(self.dtype).view(self.shape) if self._view is None else self._view.take()
+                )
         return self._computed
 
     @classmethod
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        first = args[0] if args else kwargs.get("input")
-        if isinstance(first, DeferredLogits) and first._computed is None:
+        kwargs = dict(kwargs or {})
+        if not args and "input" in kwargs:
+            args = (kwargs.pop("input"),)
+        first = args[0] if args else None
+        if isinstance(first, DeferredLogits) and not first.is_computed:
             if function in _FACTS:
                 with as_plain_tensors():
                     return function(*args, **kwargs)
             result = NotImplemented
-            if (handler := HANDLERS.get(function)) is not None:
+            if torch.is_grad_enabled() and (handler := HANDLERS.get(function)) is not None:
                 result = handler(function, *args, **kwargs)
             if result is not NotImplemented:
                 return result
@@ -96,12 +111,26 @@ class DeferredLogits(Tensor):
             return function(*args, **kwargs)
 
 
-def deferred(parts: Parts, dtype: torch.dtype) -> DeferredLogits:
-    """Return what stands for the logits that ``parts`` make, in a type."""
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """How deferred logits were taken from others. What changes the one in place then changes the other too."""
+
+    base: DeferredLogits
+    function: Callable[..., Tensor]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def take(self) -> Tensor:
+        """Take the view of the computed logits."""
+        return self.function(self.base.compute(), *self.args, **self.kwargs)
+
+
+def deferred(parts: Parts, dtype: torch.dtype, view: View | None = None) -> DeferredLogits:
+    """Return what stands for the logits that ``parts`` make, in a type; ``view`` if they share memory with others."""
     shape = (*parts.hidden.shape[:-1], len(parts.weight))
     stand_in: Tensor = _NoValues.apply(parts.hidden, parts.weight, parts.bias, shape, dtype)  # type: ignore[no-untyped-call]
     logits = stand_in.as_subclass(DeferredLogits)
-    logits.parts, logits._computed = parts, None
+    logits.parts, logits._computed, logits._view = parts, None, view
     return logits
 
 

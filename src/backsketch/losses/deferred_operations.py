@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..torch_private import as_plain_tensors
-from .deferred_logits import HANDLERS, DeferredLogits, Handler, deferred
-from .linear_cross_entropy import curved_cross_entropy
+from .deferred_logits import HANDLERS, DeferredLogits, Handler, View, deferred
+from .linear_cross_entropy import curved_cross_entropy, is_autocast
 
 
 def _cast(dtype: torch.dtype | None) -> Handler:
@@ -26,8 +26,8 @@ def _cast(dtype: torch.dtype | None) -> Handler:
     return cast
 
 
-def _same(function: Any, logits: DeferredLogits) -> Any:
-    return logits
+def _same(function: Any, logits: DeferredLogits, *args: Any, **kwargs: Any) -> Any:
+    return NotImplemented if args or kwargs else logits
 
 
 def _shaped(function: Any, logits: DeferredLogits, *args: Any, **kwargs: Any) -> Any:
@@ -39,7 +39,7 @@ def _shaped(function: Any, logits: DeferredLogits, *args: Any, **kwargs: Any) ->
     if shape[-1:] != logits.shape[-1:]:
         return NotImplemented
     hidden = parts.hidden.reshape(*shape[:-1], parts.hidden.shape[-1])
-    return deferred(replace(parts, hidden=hidden), logits.dtype)
+    return deferred(replace(parts, hidden=hidden), logits.dtype, View(logits, function, args, kwargs))
 
 
 def _cut(function: Any, logits: DeferredLogits, index: Any) -> Any:
@@ -54,11 +54,12 @@ def _cut(function: Any, logits: DeferredLogits, index: Any) -> Any:
         return NotImplemented
     parts = logits.parts
     whole: tuple[slice, ...] = (*full[:-1], slice(None))
-    return deferred(replace(parts, hidden=parts.hidden[whole]), logits.dtype)
+    return deferred(replace(parts, hidden=parts.hidden[whole]), logits.dtype, View(logits, function, (index,), {}))
 
 
 def _scaled(inverse: bool) -> Handler:
-    def scale(function: Any, logits: DeferredLogits, factor: Any) -> Any:
+    def scale(function: Any, logits: DeferredLogits, *args: Any, **kwargs: Any) -> Any:
+        factor = args[0] if len(args) == 1 and not kwargs else None
         if isinstance(factor, bool) or not isinstance(factor, Real) or (inverse and not factor):
             return NotImplemented
         number = 1 / float(factor) if inverse else float(factor)
@@ -67,15 +68,20 @@ def _scaled(inverse: bool) -> Handler:
     return scale
 
 
-def _bent(function: Any, logits: DeferredLogits) -> Any:
+def _bent(function: Any, logits: DeferredLogits, *args: Any, **kwargs: Any) -> Any:
     curve = logits.parts.curve.bent()
-    return NotImplemented if curve is None else deferred(replace(logits.parts, curve=curve), logits.dtype)
+    return (
+        NotImplemented
+        if curve is None or args or kwargs
+        else deferred(replace(logits.parts, curve=curve), logits.dtype)
+    )
 
 
-def _biased(function: Any, logits: DeferredLogits, other: Any) -> Any:
+def _biased(function: Any, logits: DeferredLogits, *args: Any, **kwargs: Any) -> Any:
     """Add one number a class, as BART does."""
     parts = logits.parts
     classes = logits.shape[-1]
+    other: Any = args[0] if len(args) == 1 and not kwargs else None
     fits = isinstance(other, Tensor) and other.numel() == classes == other.shape[-1] and other.dim() <= logits.dim()
     if not fits or isinstance(other, DeferredLogits) or not parts.curve.is_straight:
         return NotImplemented
@@ -104,7 +110,7 @@ def _cross_entropy(
         parts.hidden, parts.weight, target, parts.bias, ignore_index, reduction, parts.call.chunk, parts.curve
     )
     parts.call.fused = True
-    return loss.to(input.dtype)
+    return loss if is_autocast(input) else loss.to(input.dtype)  # autocast runs cross-entropy in fp32
 
 
 _BY_HANDLER: tuple[tuple[Handler, tuple[Any, ...]], ...] = (

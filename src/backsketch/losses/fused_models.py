@@ -179,11 +179,21 @@ def _run_deferring(
         raise RuntimeError(_COMPILED)
     if transforms_active():
         raise RuntimeError(_TRANSFORMED)
+    if _head_changed(module):
+        warnings.warn(_CHANGED, stacklevel=2)
+        return forward(*args, **kwargs)
     before, _of_thread.deferring = _of_thread.deferring, setting
     try:
         return _without_deferred(forward(*args, **kwargs))
     finally:
         _of_thread.deferring = before
+
+
+def _head_changed(module: nn.Module) -> bool:
+    """Tell whether a model has got another head since its loss was fused, or one that is sharded on its own."""
+    head = _head(module)
+    layers = [] if head is None else _linear_layers(head)
+    return any(is_sharded(each) for each in layers) or (bool(layers) and not any(map(is_deferring_head, layers)))
 
 
 @put_over
@@ -194,7 +204,13 @@ def deferring_head_class(own: type[nn.Module]) -> type[nn.Module]:
     @functools.wraps(own.forward)
     def forward(self: Any, input: Tensor) -> Tensor:
         fused = _of_thread.deferring
-        if fused is not None and self.training and _is_usual(self.weight) and _is_usual(input):
+        if (
+            fused is not None
+            and self.training
+            and torch.is_grad_enabled()
+            and _is_usual(self.weight)
+            and _is_usual(input)
+        ):
             return DeferredLogits.of(input, self.weight, self.bias, fused.chunk)
         return own.forward(self, input)  # type: ignore[no-any-return]
 
@@ -243,6 +259,10 @@ _NONE_FOUND = (
     "fuse_loss_ found no language model in {kind}: none has get_output_embeddings() and takes labels; " + _OWN_LOSS
 )
 _SHARD = "call fully_shard on the model and its blocks alone"
+_CHANGED = (
+    "a model with a fused loss has got another head since, or fully_shard was called on its head: the logits are "
+    f"computed and kept as without fuse_loss_. Call fuse_loss_ again after a change of the head; {_SHARD}"
+)
 _LIGER = "stays as it is: Liger has patched it, which fuses its loss itself"
 _COMPILED = (
     "torch.compile cannot compile a model with a fused loss as a whole: compile the part below its head, for example "

@@ -85,9 +85,14 @@ def curved_cross_entropy(
 
 def product_dtype(hidden: Tensor) -> torch.dtype:
     """Return the type in which F.linear multiplies ``hidden`` now."""
-    device = hidden.device.type
-    is_cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if is_cast and hidden.dtype != torch.float64 else hidden.dtype
+    return torch.get_autocast_dtype(hidden.device.type) if is_autocast(hidden) else hidden.dtype
+
+
+def is_autocast(tensor: Tensor) -> bool:
+    """Tell whether autocast chooses the type in which functions of ``tensor`` are computed now."""
+    device = tensor.device.type
+    is_on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return is_on and tensor.dtype != torch.float64
 
 
 @dataclass(frozen=True, slots=True)

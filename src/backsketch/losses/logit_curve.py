@@ -38,4 +38,6 @@ class LogitCurve:
         """Return the derivative at logits of which ``curved`` are the values."""
         if not self.bends:
             return self.after
+        if self.after == 0:
+            return 0.0
         return curved.div(self.after).square_().neg_().add_(1.0).mul_(self.before * self.after)

@@ -26,7 +26,7 @@ def untouched(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     leaves = [*model.parameters(), *(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.is_leaf)]
     gradients = [(leaf, leaf.grad) for leaf in leaves]
-    with _same_randomness():
+    with same_randomness():
         try:
             for leaf in leaves:
                 leaf.grad = None
@@ -69,7 +69,8 @@ class _Snapshot:
 
 
 @contextmanager
-def _same_randomness() -> Iterator[None]:
+def same_randomness() -> Iterator[None]:
+    """Restore the state of torch's random generators at the end."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
         yield

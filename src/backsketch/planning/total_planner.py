@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
+from ..memory.untouched_model import same_randomness
 from .model_setting import ModelSetting
 from .plan_result import PlanError, PlannedLayers
 from .step_choices import Choice
@@ -17,6 +18,7 @@ _NEARBY = 0.1  # of the total: how far away the other plans are that a plan name
 _SHORT = 3  # settings that are measured for each of them
 
 
+@same_randomness()
 def plan_total(options: StepOptions, limit: int | float, asked: Sequence[str], noise: float) -> TotalPlan:
     """Return the plan of least noise within ``limit``, bytes or a share of the exact model's total.
 
