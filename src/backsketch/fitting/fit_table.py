@@ -9,6 +9,7 @@ from ..memory.live_storages import Place
 from ..table import Table, readable
 from .fit_result import Fit, FitRow
 from .roofline import ACCELERATORS
+from .timeline import GATHER, REDUCE
 
 WIDE = 120  # columns from which on everything has room
 _LONGEST = 9  # letters of a module's name
@@ -120,6 +121,8 @@ def _where(place: Place | None) -> str:
         return "the start"
     if place.phase == "optimizer":
         return "the optimiser"
+    if place.op in (GATHER, REDUCE):
+        return f"{place.phase} {place.op}"
     if not place.module:
         return f"{place.phase} loss"
     return f"{place.phase} {place.module.rpartition('.')[2][:_LONGEST]}"
