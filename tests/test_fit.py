@@ -198,6 +198,6 @@ def test_the_largest_size_is_found_whatever_is_foretold():
                 asked.append(size)
                 return 10 * size + size // 7
 
-            best = largest(measure, limit, start=4, most=2**20, predict=predict, exact=False)
+            best = largest(measure, limit, sizes=(4, 12), most=2**20, predict=predict, exact=lambda: False)
             assert best == max((size for size in range(2000) if 10 * size + size // 7 <= limit), default=0)
             assert len(asked) < 40

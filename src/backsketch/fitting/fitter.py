@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -195,7 +195,8 @@ class _Fitter:
             return depth if way.checkpointed == ALL else 0
 
         def fits(count: int) -> bool:
-            return steps.at(self._batch, self._length, count).peak(share).total <= self._memory
+            step = steps.at(self._batch, self._length, count, kernels=True)  # as the row asks for them anyway
+            return step.peak(share).total <= self._memory
 
         low, high = steps.choices[0], steps.choices[-1]
         if fits(low) or not fits(high):
@@ -209,26 +210,25 @@ class _Fitter:
         def at(size: int) -> Timeline:
             return steps.at(size, self._length, chosen)
 
-        grown = Growth({size: at(size) for size in (self._batch, 3 * self._batch)})
-        return self._largest(at, grown, share, self._batch, MOST_BATCH)
+        return self._largest(at, (self._batch, 3 * self._batch), share, MOST_BATCH)
 
     def _largest_length(self, steps: WaySteps, chosen: int, share: RankShare) -> int:
         def at(size: int) -> Timeline:
             return steps.at(self._batch, size, chosen)
 
         assert self._length is not None
-        points = {self._length, 2 * self._length, 4 * self._length}
-        if max(points) > self._most:
-            points = {self._length, -(-self._length // 2), -(-self._length // 4)}
-        grown = Growth({size: at(size) for size in points})
-        return self._largest(at, grown, share, self._length, self._most)
+        sizes = (self._length, 2 * self._length, 4 * self._length)
+        if max(sizes) > self._most:
+            sizes = (self._length, -(-self._length // 2), -(-self._length // 4))
+        return self._largest(at, tuple(dict.fromkeys(sizes)), share, self._most)
 
-    def _largest(self, at: Any, grown: Growth, share: RankShare, start: int, most: int) -> int:
+    def _largest(self, at: Callable[[int], Timeline], sizes: Sequence[int], share: RankShare, most: int) -> int:
+        grown = Growth(sizes, at)
         return largest(
             lambda size: at(size).peak(share).total,
             self._memory,
-            start=start,
+            sizes=sizes,
             most=most,
             predict=lambda size: grown.peak(size, share),
-            exact=grown.foreseeable,
+            exact=lambda: grown.foreseeable,
         )
