@@ -201,3 +201,40 @@ def test_the_largest_size_is_found_whatever_is_foretold():
             best = largest(measure, limit, sizes=(4, 12), most=2**20, predict=predict, exact=lambda: False)
             assert best == max((size for size in range(2000) if 10 * size + size // 7 <= limit), default=0)
             assert len(asked) < 40
+
+
+def steps_of_fit(monkeypatch, model, batch, **options):
+    """Return what fit finds, and the batch and the length of every step that it runs."""
+    asked = []
+    step = Subject.step
+
+    def noted(self, own, blocks, size, length, kernels=False):
+        asked.append((len(blocks), size, length))
+        return step(self, own, blocks, size, length, kernels)
+
+    monkeypatch.setattr(Subject, "step", noted)
+    return fit(model, **batch, **options), asked
+
+
+def test_steps_that_decide_nothing_are_not_run(monkeypatch):
+    """Steps are what fit takes its time for: 38 for a model of eight billion weights, whose 32 blocks run once."""
+    model, batch = without_dropout(llama, num_hidden_layers=9, max_position_embeddings=32)
+    found, asked = steps_of_fit(monkeypatch, model, batch, memory="1GiB")
+    assert all(row.largest_length == 32 for row in found.rows)
+    assert {length for _, _, length in asked} == {32}  # the longest there is fits
+    assert [blocks for blocks, _, _ in asked].count(9) == 1
+    assert len(asked) <= 30, asked
+    one = {name: tensor[:1] for name, tensor in batch.items()}
+    found, asked = steps_of_fit(monkeypatch, model, one, memory="1MiB")
+    assert all(row.largest_batch == 0 for row in found.rows)
+    assert {size for _, size, _ in asked} == {1}  # no larger one is tried
+
+
+def test_sizes_that_are_cut_off_are_said_to_be():
+    model = nn.Sequential(nn.Linear(8, 8))
+    found = fit(model, torch.randn(2, 8), memory="900TiB")
+    assert "1048576+" in str(found)
+    assert "+ and more: larger ones were not tried." in str(found)
+    small = fit(model, torch.randn(2, 8), memory=100)
+    assert "+" not in str(small).split("What would help")[0].replace("+rest", "")
+    assert "take 1.1 KiB on one card" in " ".join(str(small).split())

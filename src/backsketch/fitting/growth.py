@@ -18,7 +18,7 @@ from .timeline import Timeline, with_changes
 
 
 class Growth:
-    """A polynomial for the bytes of each event, through the steps at some sizes, which run when it is first asked for."""
+    """A polynomial for the bytes of each event, through the steps at some sizes, which run when first asked for."""
 
     def __init__(self, sizes: Sequence[int], step: Callable[[int], Timeline]) -> None:
         self.sizes = tuple(sizes)

@@ -16,6 +16,7 @@ from ..memory.meta_device import meta_step
 from ..memory.peak import peak_memory
 from ..memory.saved import saved_memory
 from ..torch_private import in_backward, tree_leaves
+from .known_kernels import KnownKernels
 from .launch_counter import Kernel, LaunchCounter
 from .segment import BACKWARD, BEFORE, FORWARD, Segment
 
@@ -34,6 +35,7 @@ def record_step(
     with ExitStack() as stack:
         stack.enter_context(_without_collector())
         stack.enter_context(meta_step())
+        stack.enter_context(KnownKernels())
         counter = stack.enter_context(LaunchCounter()) if kernels else None
         peak = stack.enter_context(peak_memory(model))
         saved = stack.enter_context(saved_memory(model))
@@ -42,7 +44,7 @@ def record_step(
             held = 0 if phase == BACKWARD else saved.activations
             return len(peak.changes), held, 0 if counter is None else counter.launches
 
-        marks = _Marks(count)
+        marks = _Marks(count, lambda: len(peak.changes))
         own = len(peak.changes)
         stack.enter_context(marks.at(model, blocks))
         marks.set(BEFORE, None)
@@ -59,8 +61,8 @@ def record_step(
 class _Marks:
     """The moments at which blocks begin, forward and backward, with what was counted until then."""
 
-    def __init__(self, count: Callable[[str], tuple[int, int, int]]) -> None:
-        self._count = count
+    def __init__(self, count: Callable[[str], tuple[int, int, int]], changes: Callable[[], int]) -> None:
+        self._count, self._changes = count, changes
         self._marks: list[tuple[str, int | None, tuple[int, int, int]]] = []
         self._done: dict[int, int] = {}  # mark -> how many changes there were when its block was done
 
@@ -70,7 +72,7 @@ class _Marks:
     def done(self, phase: str, block: int) -> None:
         """Take note that a block is done, if it is the one that began last."""
         if self._marks[-1][:2] == (phase, block):
-            self._done[len(self._marks) - 1] = self._count(phase)[0]
+            self._done[len(self._marks) - 1] = self._changes()
 
     @contextmanager
     def at(self, model: nn.Module, blocks: Sequence[str]) -> Iterator[None]:

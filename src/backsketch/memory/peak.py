@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cache
 from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -114,7 +115,7 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
         self._in_backward = now_in_backward
         self._see_gathered()
         for tensor in tensors:
-            if isinstance(tensor, nn.Parameter) and id(tensor) not in self._followed:
+            if type(tensor) is not Tensor and isinstance(tensor, nn.Parameter) and id(tensor) not in self._followed:
                 self._storages.see(tensor, None, PARAMETERS)
                 self._follow(tensor)
                 self._gathered.append(ref(tensor))
@@ -184,8 +185,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watcher.used(_tensors((args, kwargs)))
         with without_function_modes():
             out = func(*args, **(kwargs or {}))
-        self._watcher.made(_tensors(out), str(func))
+        self._watcher.made(_tensors(out), _name(func))
         return out
+
+
+@cache
+def _name(operator: Any) -> str:
+    return str(operator)
 
 
 def _tensors(tree: Any) -> list[Tensor]:
