@@ -35,7 +35,7 @@ def record_step(
     with ExitStack() as stack:
         stack.enter_context(_without_collector())
         stack.enter_context(meta_step())
-        stack.enter_context(KnownKernels())
+        stack.enter_context(KnownKernels())  # type: ignore[no-untyped-call]
         counter = stack.enter_context(LaunchCounter()) if kernels else None
         peak = stack.enter_context(peak_memory(model))
         saved = stack.enter_context(saved_memory(model))
