@@ -20,6 +20,7 @@ import transformers
 
 from backsketch.cli.models import build, make_batch
 from backsketch.fitting.groups import groups_of
+from backsketch.fitting.largest_sizes import largest_batch, largest_length
 from backsketch.fitting.rank_share import RankShare
 from backsketch.fitting.subject import WaySteps
 from backsketch.fitting.ways import ALL, SOME
@@ -39,6 +40,8 @@ class Model:
     head: str
     config: Callable[[], Any]
     sizes: Sequence[Size]
+    start: Size  # whose length the largest batches have, and whose batch the largest lengths
+    most: int | None = None  # the positions, if the length may change
 
 
 def _llama_8b() -> Any:
@@ -81,18 +84,16 @@ LONG = tuple((1, length) for length in LENGTHS)
 SHORT = tuple((batch, 512) for batch in (8, 32, 128))
 IMAGES = tuple((batch, 257) for batch in (8, 32, 128))  # patches, with the one of the class
 MODELS = {
-    "llama-3-8b": Model("Llama-3 8B", "causal-lm", _llama_8b, LONG),
-    "llama-3-70b": Model("Llama-3 70B", "causal-lm", _llama_70b, LONG),
-    "qwen3-30b-a3b": Model("Qwen3-30B-A3B", "causal-lm", _qwen_30b, LONG),
-    "roberta-large": Model(
-        "RoBERTa-large", "sequence-classification", _roberta_large, ((8, 512), (32, 512), (128, 512))
-    ),
-    "vit-h": Model("ViT-H/14", "image-classification", _vit_huge, IMAGES),
+    "llama-3-8b": Model("Llama-3 8B", "causal-lm", _llama_8b, LONG, (1, 8192), LENGTHS[-1]),
+    "llama-3-70b": Model("Llama-3 70B", "causal-lm", _llama_70b, LONG, (1, 8192), LENGTHS[-1]),
+    "qwen3-30b-a3b": Model("Qwen3-30B-A3B", "causal-lm", _qwen_30b, LONG, (1, 8192), LENGTHS[-1]),
+    "roberta-large": Model("RoBERTa-large", "sequence-classification", _roberta_large, SHORT, (32, 512)),
+    "vit-h": Model("ViT-H/14", "image-classification", _vit_huge, IMAGES, (32, 257)),
 }
 
 
 def compute(model: Model) -> Iterator[dict[str, Any]]:
-    """Yield a row for each way to train and size of a step, with its peak on every number of ranks."""
+    """Yield a row for each way to train, with the peak of each size of a step on every number of ranks."""
     network = build(model.config(), model.head, device="meta", dtype=torch.bfloat16)
 
     def batches(batch: int, length: int | None) -> Any:
@@ -104,41 +105,93 @@ def compute(model: Model) -> Iterator[dict[str, Any]]:
         for way in group.ways:
             steps = WaySteps(subject, way, few=True)
             checkpointed = {ALL: subject.depth, SOME: subject.depth // 2}.get(way.checkpointed, 0)
-            for batch, length in model.sizes:
-                step = steps.at(batch, length, checkpointed)
-                yield {
-                    "group": group.name,
-                    "way": way.name,
-                    "checkpointed": [checkpointed, subject.depth],
-                    "batch": batch,
-                    "length": length,
-                    "activations": step.kept,
-                    "weights": {str(ranks): share.weights for ranks, share in shares.items()},
-                    "states": {str(ranks): share.states for ranks, share in shares.items()},
-                    "peaks": {str(ranks): step.peak(share).total for ranks, share in shares.items()},
-                }
+            made = {size: steps.at(*size, checkpointed) for size in model.sizes}
+            yield {
+                "group": group.name,
+                "way": way.name,
+                "checkpointed": [checkpointed, subject.depth],
+                "activations": {_name(size): step.kept for size, step in made.items()},
+                "ranks": {
+                    str(ranks): {
+                        "weights": share.weights,
+                        "states": share.states,
+                        "peaks": {_name(size): step.peak(share).total for size, step in made.items()},
+                        "largest": {str(card): _largest(model, steps, checkpointed, share, card) for card in CARDS},
+                    }
+                    for ranks, share in shares.items()
+                },
+            }
+
+
+def _largest(model: Model, steps: WaySteps, checkpointed: int, share: RankShare, card: int) -> dict[str, int]:
+    """Return the largest batch that fits at a length, and the largest length with a batch, if that may change."""
+    (batch, length), memory = model.start, card * 10**9
+    found = {"batch": largest_batch(steps, batch, length, checkpointed, share=share, memory=memory)}
+    if model.most is not None:
+        found["length"] = largest_length(
+            steps, batch, length, checkpointed, share=share, memory=memory, most=model.most
+        )  # fmt: skip
+    return found
 
 
 def page(records: dict[str, list[dict[str, Any]]], versions: dict[str, str]) -> str:
     """Render the page."""
     parts = [_INTRODUCTION.format(**versions)]
     for key, rows in records.items():
-        parts.append(f"## {MODELS[key].title}\n")
-        sizes = list(dict.fromkeys((row["batch"], row["length"]) for row in rows))
-        titles = [f"{batch} × {length}" for batch, length in sizes]
-        for ranks in RANKS:
-            weights, states = (rows[0][name][str(ranks)] / 1e9 for name in ("weights", "states"))
-            parts.append(
-                f"{ranks} rank{'s' if ranks > 1 else ''}: weights {weights:.1f} GB, states {states:.1f} GB a rank. "
-                "Peak of a step, GB:\n"
-            )
-            parts.append(f"| | {' | '.join(titles)} |\n|---|{'---:|' * len(titles)}")
-            for name in dict.fromkeys((row["group"], row["way"]) for row in rows):
-                same = [row for row in rows if (row["group"], row["way"]) == name]
-                cells = [_cell(row["peaks"][str(ranks)]) for row in same]
-                parts.append(f"| {_title(same[0])} | {' | '.join(cells)} |")
-            parts.append("")
+        model = MODELS[key]
+        parts.append(f"## {model.title}\n")
+        for ranks in map(str, RANKS):
+            parts.extend(_section(model, [row | row["ranks"][ranks] for row in rows], ranks))
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _section(model: Model, rows: list[dict[str, Any]], ranks: str) -> Iterator[str]:
+    """Yield what there is to say of a model on a number of ranks: first what fits, then the table."""
+    weights, states = (rows[0][name] / 1e9 for name in ("weights", "states"))
+    yield f"### {model.title} on {ranks} rank{'' if ranks == '1' else 's'}\n"
+    for card in CARDS:
+        yield f"- {_verdict(rows, _name(model.start), card)}"
+    yield f"- Weights take {weights:.1f} GB and states {states:.1f} GB of each rank.\n"
+    sizes = [_name(size) for size in model.sizes]
+    yield f"| peak of a step, GB | {' | '.join(sizes)} | {' | '.join(title for title, _, _ in _limits(model))} |"
+    yield f"|---|{'---:|' * (len(sizes) + len(_limits(model)))}"
+    for row in rows:
+        cells = [_cell(row["peaks"][size]) for size in sizes]
+        cells += [_size(row["largest"][card][name], model) for _, card, name in _limits(model)]
+        yield f"| {_title(row)} | {' | '.join(cells)} |"
+    yield ""
+
+
+def _verdict(rows: list[dict[str, Any]], size: str, card: int) -> str:
+    """Say whether a step fits a card and by how much, and if not as it is, in which way."""
+    left = [card - row["peaks"][size] / 1e9 for row in rows]
+    here = f"{card} GB, {size}:"
+    if left[0] >= 0:
+        return f"{here} **it fits** as it is, and {left[0]:.1f} GB are left."
+    most = max(range(len(rows)), key=lambda index: left[index])
+    if left[most] >= 0:
+        return (
+            f"{here} exact training is {-left[0]:.1f} GB too large. **It fits** with {_title(rows[most])}, and "
+            f"{left[most]:.1f} GB are left."
+        )
+    return f"{here} **it does not fit**: with {_title(rows[most])} it is still {-left[most]:.1f} GB too large."
+
+
+def _limits(model: Model) -> list[tuple[str, str, str]]:
+    """List the columns of largest sizes: title, card, name."""
+    batch, length = model.start
+    found = [(f"largest batch × {length}, {card} GB", str(card), "batch") for card in CARDS]
+    if model.most is not None:
+        found += [(f"largest {batch} × length, {card} GB", str(card), "length") for card in CARDS]
+    return found
+
+
+def _size(size: int, model: Model) -> str:
+    return "none" if not size else f"{size}*" if size == model.most else str(size)
+
+
+def _name(size: Size) -> str:
+    return f"{size[0]} × {size[1]}"
 
 
 def _title(row: dict[str, Any]) -> str:
@@ -160,11 +213,14 @@ this page is computed, and nothing of it was ever run on a card.** A few blocks 
 device, which has shapes and no values, and stand for all blocks, which are alike; [fit](fit.md) says how, and which
 tests hold it to real steps of small models. For this page no step of all blocks was run.
 
-**Bold** fits a card of 24 GB, plain one of 80 GB, and ~~struck out~~ neither. Weights, gradients and the states of
+Before each table stands whether a step fits cards of 24 and 80 GB, and by how much. In the table, a **bold** peak fits
+a card of 24 GB, a plain one a card of 80 GB, and a ~~struck out~~ one neither. The last columns have the largest batch
+at a length and the largest length of a batch, one at a time, that fit a card; * is as many positions as the model has.
+A GB is 10^9 bytes; where some blocks are checkpointed, it is half of them. Weights, gradients and the states of
 AdamW are in bf16 (no copy of the weights in fp32); the batch is what each rank trains on; FSDP2 shards over the ranks
-as [fit](fit.md) describes, with one group a block. Tensors are counted: neither the allocator's rounding and
-fragmentation, nor CUDA's own memory, nor buffers of collectives beyond the gathered weights. Leave a tenth of a card
-for them.
+as [fit](fit.md) describes, with one group a block, which was compared with small models on two ranks. Tensors are
+counted, with the buffers of FSDP2: neither the allocator's rounding and fragmentation, nor CUDA's own memory, nor
+buffers inside of collectives. Leave a tenth of a card for them.
 
 Made by `python experiments/scale.py` with torch {torch} and transformers {transformers}
 ([record](../experiments/records/scale.json)).
@@ -182,7 +238,7 @@ def main() -> None:
         recorded["models"][key] = list(compute(MODELS[key]))
         recorded["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
         RECORD.write_text(json.dumps(recorded, indent=1) + "\n")
-        print(f"{key}: {len(recorded['models'][key])} steps")
+        print(f"{key}: {len(recorded['models'][key])} ways")
     ordered = {key: recorded["models"][key] for key in MODELS if key in recorded["models"]}
     PAGE.write_text(page(ordered, recorded["versions"]))
 

@@ -15,6 +15,15 @@ TINY = {
     "num_labels": 3,
 }
 
+UNDROPPED = (
+    "attention_probs_dropout_prob",
+    "hidden_dropout_prob",
+    "attn_pdrop",
+    "resid_pdrop",
+    "embd_pdrop",
+    "summary_first_dropout",
+)
+
 
 def text(vocabulary=100, classes=None):
     ids = torch.randint(5, vocabulary, (BATCH, LENGTH))
@@ -55,3 +64,15 @@ def vit(**options):
 
 
 MODELS = [roberta, gpt2, llama, vit]
+
+
+def without_dropout(make, **options):
+    """Make a model of widths that fill groups of 128 values, as those of real models do, unless they are given."""
+    model, batch = make(**options)
+    for name in UNDROPPED:
+        setattr(model.config, name, 0.0)
+    for name, width in (("hidden_size", 128), ("n_embd", 128), ("intermediate_size", 256), ("head_dim", 32)):
+        if name not in options and isinstance(model.config.__dict__.get(name), int):
+            setattr(model.config, name, width)
+    model.config._attn_implementation, model.config.use_cache = "sdpa", False
+    return type(model)(model.config), batch

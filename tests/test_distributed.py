@@ -68,6 +68,8 @@ def test_what_a_sharded_model_keeps_is_measured(outcomes):
     assert outcome["planned"] == 2
     assert outcome["gathered"] == []
     assert 0 < outcome["reported"] < exact
+    at_end, shards = outcome["weights"]
+    assert at_end == shards  # those that were gathered are gone
 
 
 def test_a_sharded_model_can_be_converted_and_restored(outcomes):

@@ -14,34 +14,14 @@ from backsketch.fitting.fit_table import as_text
 from backsketch.fitting.fitter import fit
 from backsketch.fitting.growth import largest
 from backsketch.fitting.meta_copy import meta_copy
-from backsketch.fitting.rank_share import RankShare
+from backsketch.fitting.rank_share import Around, RankShare
 from backsketch.fitting.subject import Subject, WaySteps
 from backsketch.fitting.ways import ALL, EXACT, SOME, ways_for
 from backsketch.memory.optimizer_states import OPTIMIZERS, states_of
 from cases import needs_shown_saves
-from small import gpt2, llama, roberta, vit
+from small import gpt2, llama, roberta, vit, without_dropout
 
 pytestmark = needs_shown_saves
-UNDROPPED = (
-    "attention_probs_dropout_prob",
-    "hidden_dropout_prob",
-    "attn_pdrop",
-    "resid_pdrop",
-    "embd_pdrop",
-    "summary_first_dropout",
-)
-
-
-def without_dropout(make, **options):
-    """Make a model of widths that fill groups of 128 values, as those of real models do."""
-    model, batch = make(**options)
-    for name in UNDROPPED:
-        setattr(model.config, name, 0.0)
-    for name, width in (("hidden_size", 128), ("n_embd", 128), ("intermediate_size", 256), ("head_dim", 32)):
-        if isinstance(model.config.__dict__.get(name), int):
-            setattr(model.config, name, width)
-    model.config._attn_implementation, model.config.use_cache = "sdpa", False
-    return type(model)(model.config), batch
 
 
 def one_step(model, optimizer, batch):
@@ -119,7 +99,7 @@ def test_states_are_those_of_the_optimisers():
     assert states_of("adamw8bit", (100,), torch.bfloat16) == 2 * 100 * 4
 
 
-def test_ranks_share_the_model_and_gather_two_blocks():
+def test_ranks_share_the_model_and_hold_what_they_gather_and_reduce():
     model, batch = without_dropout(llama, num_hidden_layers=6)
     own, blocks = meta_copy(model), bs.blocks_of(model)
     subject = Subject(own, blocks, ResizableBatch.of(((), batch)).sized, None)
@@ -129,11 +109,15 @@ def test_ranks_share_the_model_and_gather_two_blocks():
     assert four.gradients * 4 == one.gradients
     assert four.states == pytest.approx(one.states / 4, rel=0.05)
     sizes = [sum(p.nbytes for p in model.get_submodule(name).parameters()) for name in blocks]
-    root = sum(p.nbytes for p in model.parameters()) - sum(sizes)
-    assert four.gathered("forward", 2) == four.gathered("backward", 2) == root + 2 * sizes[0]
-    assert four.gathered("backward", 0) == root + sizes[0]
+    root, block = sum(p.nbytes for p in model.parameters()) - sum(sizes), sizes[0]
+    assert four.around("before", None).inside == 2 * root
+    assert four.around("forward", 0) == Around(2 * root + block, root + 2 * block, root + 2 * block, root + block)
+    assert four.around("backward", 5) == Around(root + 2 * block, *[root + 2 * block] * 3)
+    assert four.around("backward", 2) == Around(root + 3 * block, root + 3 * block, root + 2 * block, root + 2 * block)
+    assert four.around("backward", 0) == Around(root + 3 * block, root + 2 * block, root + block, root + block)
+    assert one.around("backward", 2) == Around(0, 0, 0, 0)
     parts = step.peak(four).parts
-    assert root < parts["gathered"] <= root + 2 * sizes[0]
+    assert root < parts["gathered"] <= root + 3 * block
     assert parts["gradients"] <= one.gradients
     assert step.peak(four).total < step.peak(one).total
 
@@ -214,6 +198,43 @@ def test_the_largest_size_is_found_whatever_is_foretold():
                 asked.append(size)
                 return 10 * size + size // 7
 
-            best = largest(measure, limit, start=4, most=2**20, predict=predict, exact=False)
+            best = largest(measure, limit, sizes=(4, 12), most=2**20, predict=predict, exact=lambda: False)
             assert best == max((size for size in range(2000) if 10 * size + size // 7 <= limit), default=0)
             assert len(asked) < 40
+
+
+def steps_of_fit(monkeypatch, model, batch, **options):
+    """Return what fit finds, and the batch and the length of every step that it runs."""
+    asked = []
+    step = Subject.step
+
+    def noted(self, own, blocks, size, length, kernels=False):
+        asked.append((len(blocks), size, length))
+        return step(self, own, blocks, size, length, kernels)
+
+    monkeypatch.setattr(Subject, "step", noted)
+    return fit(model, **batch, **options), asked
+
+
+def test_steps_that_decide_nothing_are_not_run(monkeypatch):
+    """Steps are what fit takes its time for: 38 for a model of eight billion weights, whose 32 blocks run once."""
+    model, batch = without_dropout(llama, num_hidden_layers=9, max_position_embeddings=32)
+    found, asked = steps_of_fit(monkeypatch, model, batch, memory="1GiB")
+    assert all(row.largest_length == 32 for row in found.rows)
+    assert {length for _, _, length in asked} == {32}  # the longest there is fits
+    assert [blocks for blocks, _, _ in asked].count(9) == 1
+    assert len(asked) <= 30, asked
+    one = {name: tensor[:1] for name, tensor in batch.items()}
+    found, asked = steps_of_fit(monkeypatch, model, one, memory="1MiB")
+    assert all(row.largest_batch == 0 for row in found.rows)
+    assert {size for _, size, _ in asked} == {1}  # no larger one is tried
+
+
+def test_sizes_that_are_cut_off_are_said_to_be():
+    model = nn.Sequential(nn.Linear(8, 8))
+    found = fit(model, torch.randn(2, 8), memory="900TiB")
+    assert "1048576+" in str(found)
+    assert "+ and more: larger ones were not tried." in str(found)
+    small = fit(model, torch.randn(2, 8), memory=100)
+    assert "+" not in str(small).split("What would help")[0].replace("+rest", "")
+    assert "take 1.1 KiB on one card" in " ".join(str(small).split())

@@ -13,8 +13,14 @@ from torch import Tensor, nn
 from .torch_private import is_traceable_wrapper_subclass, storage_id, tree_leaves
 
 
-def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
-    """Yield every storage behind ``tensor``: one for a plain tensor, more for a sparse or quantised one."""
+def storages(tensor: Tensor) -> Iterable[torch.UntypedStorage]:
+    """Return every storage behind ``tensor``: one for a plain tensor, more for a sparse or quantised one."""
+    if type(tensor) in _PLAIN and tensor.layout is torch.strided:  # most are, and this is asked for each operation
+        return (tensor.untyped_storage(),)
+    return _storages_within(tensor)
+
+
+def _storages_within(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
     if is_traceable_wrapper_subclass(tensor):
         parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
         yield from chain.from_iterable(storages(part) for part in parts if isinstance(part, Tensor))
@@ -65,6 +71,7 @@ def _attributes(value: Any) -> list[Any]:
     return [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in slots)]
 
 
+_PLAIN = (Tensor, nn.Parameter)
 _PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),

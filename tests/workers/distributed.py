@@ -159,8 +159,10 @@ def fsdp_measured():
             total = loss(each(x))
         kept.append(saved.activations)
         total.backward()
-    with peak_memory(model):
+    with peak_memory(model) as peak:
         loss(model(x)).backward()
+    ends = sum(change for item, change, _ in peak.changes if item.role == "parameters")
+    shards = sum(parameter.to_local().untyped_storage().nbytes() for parameter in model.parameters())
     exact(x)  # and no backward, which would put the gathered parameters back
     planned = plan(exact, x, budget="60%", loss=loss)
     gathered = [name for name, parameter in exact.named_parameters() if not isinstance(parameter, DTensor)]
@@ -172,7 +174,13 @@ def fsdp_measured():
     report = session.report()
     session.end()
     reported = report["backsketch/kept_bytes"]
-    return {"kept": kept, "planned": len(planned), "gathered": gathered, "reported": reported}
+    return {
+        "kept": kept,
+        "planned": len(planned),
+        "gathered": gathered,
+        "reported": reported,
+        "weights": [ends, shards],
+    }
 
 
 def fsdp_converted_after():

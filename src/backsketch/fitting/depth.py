@@ -29,7 +29,8 @@ def with_few_blocks(model: Model, blocks: Sequence[str], count: int) -> Model | 
     first = model.get_submodule(blocks[0])
     if not all(_alike(first, model.get_submodule(name), index) for index, name in enumerate(blocks) if index):
         return None
-    few = copy.deepcopy(model)
+    unused = {id(model.get_submodule(name)): nn.Module() for name in blocks[count:]}  # not copied, as they go anyway
+    few = copy.deepcopy(model, unused)
     shorter = few.get_submodule(path)
     assert isinstance(shorter, (nn.ModuleList, nn.Sequential))
     del shorter[count:]

@@ -12,7 +12,7 @@ _PARTS = {
     PARAMETERS: ("weights", "#3b4a8f"),
     GRADIENTS: ("gradients", "#1f6f8b"),
     OPTIMIZER_STATES: ("optimiser states", "#7fb3c8"),
-    GATHERED: ("gathered weights", "#8e5ea2"),
+    GATHERED: ("gathered and reduced", "#8e5ea2"),
     ACTIVATIONS: ("activations", "#d98e04"),
     TRANSIENTS: ("transients", "#c9c9c9"),
 }

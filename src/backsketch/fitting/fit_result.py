@@ -102,7 +102,7 @@ class Fit:
     @property
     def unit(self) -> tuple[str, int]:
         """Return the unit in which its sizes are easy to read, and its bytes."""
-        return ("GiB", 2**30) if self.rows[0].peak.total >= 2**30 else ("MiB", 2**20)
+        return ("GiB", 2**30) if self.rows[0].peak.total >= 4 * 2**30 else ("MiB", 2**20)
 
     @property
     def headline(self) -> str:
@@ -152,7 +152,8 @@ class Fit:
             help_.append(f"optimizer='adamw8bit': the states of adamw take {readable(least.states)}")
         if not any(row.group.startswith(ADAPTERS) for row in self.rows):
             help_.append(f"lora=16: {fixed}, and adapters need neither gradients nor states of the weights")
-        help_.append(f"more ranks to share them: {fixed} on each of {self.ranks}")
+        where = "one card" if self.ranks == 1 else f"each of {self.ranks}"
+        help_.append(f"more ranks to share them: {fixed} on {where}")
         return help_
 
     def _order(self, row: FitRow) -> tuple[float, ...]:

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from ..memory.live_storages import Place
 from ..table import Table, readable
 from .fit_result import Fit, FitRow
+from .largest_sizes import MOST_BATCH, MOST_LENGTH
 from .roofline import ACCELERATORS
+from .timeline import GATHER, REDUCE
 
 WIDE = 120  # columns from which on everything has room
 _LONGEST = 9  # letters of a module's name
@@ -39,7 +41,7 @@ def table_of(found: Fit, columns: int) -> Table:
         left = (found.memory - row.peak.total) / scale
         cells = [(" " if group else "") + _name(row), *(f"{size / scale:.1f}" for size in fixed)]
         cells += [f"{row.activations / scale:.1f}", f"{row.peak.total / scale:.1f}", f"{left:+.1f}"]
-        cells.append(str(row.largest_batch))
+        cells.append(f"{row.largest_batch}{'+' if row.largest_batch == MOST_BATCH else ''}")
         if found.length is not None:
             cells.append(_length(row, found))
         cells += [_time(row, found), row.noise, *((_where(row.peak.place),) if wide else ())]
@@ -67,6 +69,8 @@ def lines_after(found: Fit) -> Iterator[str]:
     yield "kept: activations held for backward. left: of the card. batch, length: the largest that fit, one at a time."
     if any("*" in _length(row, found) for row in found.rows):
         yield f"* as many as the model has positions for, {found.positions}."
+    if any(row.largest_batch == MOST_BATCH or row.largest_length == MOST_LENGTH for row in found.rows):
+        yield "+ and more: larger ones were not tried."
     if any(row.measured_seconds for row in found.rows):
         yield "time: of forward and backward, measured on this machine, as a multiple of exact training."
     else:
@@ -105,7 +109,8 @@ def _name(row: FitRow) -> str:
 def _length(row: FitRow, found: Fit) -> str:
     if row.largest_length is None:
         return ""
-    return f"{row.largest_length}{'*' if row.largest_length == found.positions else ''}"
+    sign = "*" if row.largest_length == found.positions else "+" if row.largest_length == MOST_LENGTH else ""
+    return f"{row.largest_length}{sign}"
 
 
 def _time(row: FitRow, found: Fit) -> str:
@@ -120,6 +125,8 @@ def _where(place: Place | None) -> str:
         return "the start"
     if place.phase == "optimizer":
         return "the optimiser"
+    if place.op in (GATHER, REDUCE):
+        return f"{place.phase} {place.op}"
     if not place.module:
         return f"{place.phase} loss"
     return f"{place.phase} {place.module.rpartition('.')[2][:_LONGEST]}"

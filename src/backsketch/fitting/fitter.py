@@ -18,18 +18,16 @@ from ..planning.budget import as_budget
 from .batches import BatchMaker, Inputs, ResizableBatch
 from .fit_result import ADAPTERS, FUSED, WISHES, Fit, FitRow
 from .groups import Group, groups_of
-from .growth import Growth, largest
+from .largest_sizes import MOST_LENGTH, largest_batch, largest_length
 from .measuring import check_measurable, step_seconds
 from .meta_copy import meta_copy
 from .positions import positions
 from .rank_share import RankShare
 from .roofline import ACCELERATORS
 from .subject import Subject, WaySteps
-from .timeline import Timeline
 from .ways import ALL, EXACT, SOME, Way
 
 CARD = "A100"  # whose published limits estimate times
-MOST_BATCH, MOST_LENGTH = 2**20, 2**24  # sizes that nobody needs
 
 
 def fit(
@@ -177,8 +175,8 @@ class _Fitter:
         return FitRow(
             group=group.name, way=way.name, code=code, noise=way.noise, weights=share.weights,
             gradients=share.gradients, states=share.states, activations=given.kept, peak=given.peak(share),
-            largest_batch=self._largest_batch(steps, chosen, share),
-            largest_length=None if self._length is None else self._largest_length(steps, chosen, share),
+            largest_batch=largest_batch(steps, self._batch, self._length, chosen, share=share, memory=self._memory),
+            largest_length=self._largest_length(steps, chosen, share),
             seconds=seconds, time=seconds / self._exact_seconds, measured_seconds=self._measured(group, way, chosen),
             checkpointed=(chosen, subject.depth),
         )  # fmt: skip
@@ -197,7 +195,8 @@ class _Fitter:
             return depth if way.checkpointed == ALL else 0
 
         def fits(count: int) -> bool:
-            return steps.at(self._batch, self._length, count).peak(share).total <= self._memory
+            step = steps.at(self._batch, self._length, count, kernels=True)  # as the row asks for them anyway
+            return step.peak(share).total <= self._memory
 
         low, high = steps.choices[0], steps.choices[-1]
         if fits(low) or not fits(high):
@@ -207,30 +206,9 @@ class _Fitter:
             low, high = (low, middle) if fits(middle) else (middle, high)
         return high
 
-    def _largest_batch(self, steps: WaySteps, chosen: int, share: RankShare) -> int:
-        def at(size: int) -> Timeline:
-            return steps.at(size, self._length, chosen)
-
-        grown = Growth({size: at(size) for size in (self._batch, 3 * self._batch)})
-        return self._largest(at, grown, share, self._batch, MOST_BATCH)
-
-    def _largest_length(self, steps: WaySteps, chosen: int, share: RankShare) -> int:
-        def at(size: int) -> Timeline:
-            return steps.at(self._batch, size, chosen)
-
-        assert self._length is not None
-        points = {self._length, 2 * self._length, 4 * self._length}
-        if max(points) > self._most:
-            points = {self._length, -(-self._length // 2), -(-self._length // 4)}
-        grown = Growth({size: at(size) for size in points})
-        return self._largest(at, grown, share, self._length, self._most)
-
-    def _largest(self, at: Any, grown: Growth, share: RankShare, start: int, most: int) -> int:
-        return largest(
-            lambda size: at(size).peak(share).total,
-            self._memory,
-            start=start,
-            most=most,
-            predict=lambda size: grown.peak(size, share),
-            exact=grown.foreseeable,
-        )
+    def _largest_length(self, steps: WaySteps, chosen: int, share: RankShare) -> int | None:
+        if self._length is None:
+            return None
+        return largest_length(
+            steps, self._batch, self._length, chosen, share=share, memory=self._memory, most=self._most
+        )  # fmt: skip

@@ -7,7 +7,8 @@ events differ, as those of a loss that takes some rows at a time, the peaks them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,24 +18,28 @@ from .timeline import Timeline, with_changes
 
 
 class Growth:
-    """The steps at some sizes, and through them a polynomial for the bytes of each event."""
+    """A polynomial for the bytes of each event, through the steps at some sizes, which run when first asked for."""
 
-    def __init__(self, steps: Mapping[int, Timeline]) -> None:
-        self._steps = dict(steps)
+    def __init__(self, sizes: Sequence[int], step: Callable[[int], Timeline]) -> None:
+        self.sizes = tuple(sizes)
+        self._step = step
         self._totals: dict[RankShare, list[int]] = {}
-        first, *others = self._steps.values()
-        self.foreseeable = all(first.matches(other) for other in others)
+
+    @cached_property
+    def foreseeable(self) -> bool:
+        """Tell whether the steps have the same events."""
+        first, *others = self._steps
+        return all(first.matches(other) for other in others)
 
     def peak(self, size: int, share: RankShare) -> float:
         """Predict the bytes of the peak at a size."""
-        first = next(iter(self._steps.values()))
-        weights = _lagrange(list(self._steps), size)
+        weights = _lagrange(self.sizes, size)
         if not self.foreseeable:
             if share not in self._totals:
-                self._totals[share] = [step.peak(share).total for step in self._steps.values()]
+                self._totals[share] = [step.peak(share).total for step in self._steps]
             totals = self._totals[share]
             return sum(weight * total for weight, total in zip(weights, totals, strict=True))
-        segments = zip(*(step.segments for step in self._steps.values()), strict=True)
+        segments = zip(*(step.segments for step in self._steps), strict=True)
         known: dict[int, Tensor] = {}
         changes = []
         for same in segments:
@@ -42,36 +47,45 @@ class Growth:
                 together = (weight * each.changes for weight, each in zip(weights, same, strict=True))
                 known[id(same[0])] = torch.stack(list(together)).sum(0)
             changes.append(known[id(same[0])])
-        return with_changes(first, changes).peak(share).total
+        return with_changes(self._steps[0], changes).peak(share).total
+
+    @cached_property
+    def _steps(self) -> list[Timeline]:
+        return [self._step(size) for size in self.sizes]
 
 
 def largest(
     fits: Callable[[int], int],
     limit: int,
     *,
-    start: int,
+    sizes: Sequence[int],
     most: int,
     predict: Callable[[int], float] | None,
-    exact: bool = True,
+    exact: Callable[[], bool],
 ) -> int:
     """Return the largest size, at most ``most``, whose step has a peak of at most ``limit`` bytes; 0 if none has.
 
     Args:
         fits: measures the peak of the step of a size, which grows with the size.
         limit: the bytes that there are.
-        start: a size to begin with.
+        sizes: to begin with, until a prediction is needed; those that ``predict`` knows.
         most: the largest size to think of.
         predict: foretells what ``fits`` would measure, or None. What it says is measured before it is believed.
-        exact: whether to believe, once a size fits, that the next one does not if that is foretold.
+        exact: tells whether to believe, once a size fits, that the next one does not if that is foretold.
     """
     measured: dict[int, int] = {}
-    fitting, too_large, guess = 0, most + 1, min(start, most)
+    fitting, too_large = 0, most + 1
+    waiting = [size for size in sizes if size <= most]
     while fitting + 1 < too_large:
-        if predict is not None and len(measured) < _TRIES:
+        if waiting:
+            guess = waiting.pop(0)
+            if not fitting < guess < too_large:
+                continue
+        elif predict is not None and len(measured) < _TRIES:
             guess = _foretold(predict, measured, limit, fitting, too_large)
-            if exact and guess == fitting and fitting in measured:  # the next size is foretold not to fit
+            if guess == fitting and fitting in measured and exact():  # the next size is foretold not to fit
                 return fitting
-        elif measured:
+        else:
             guess = 2 * fitting if too_large > most else (fitting + too_large) // 2
         guess = min(max(guess, fitting + 1), too_large - 1)
         measured[guess] = fits(guess)
@@ -79,16 +93,22 @@ def largest(
     return fitting
 
 
-_TRIES = 8  # so often a prediction is asked before sizes are halved instead
+_TRIES = 10  # so often a size is measured before sizes are halved instead
 
 
 def _foretold(
     predict: Callable[[int], float], measured: Mapping[int, int], limit: int, fitting: int, too_large: int
 ) -> int:
-    """Return the largest size that is foretold to fit, given how far the prediction was off at the nearest size."""
-    nearest = fitting or min(measured, default=0)
-    off = measured[nearest] - predict(nearest) if nearest else 0.0
-    return _last(lambda size: predict(size) + off <= limit, fitting, too_large)
+    """Return the largest size that is foretold to fit, given how far the prediction was off at the nearest sizes."""
+    off = {size: measured[size] - predict(size) for size in (fitting, too_large) if size in measured}
+
+    def corrected(size: int) -> float:
+        if len(off) == 2:
+            weight = (size - fitting) / (too_large - fitting)
+            return predict(size) + (1 - weight) * off[fitting] + weight * off[too_large]
+        return predict(size) + next(iter(off.values()), 0.0)
+
+    return _last(lambda size: corrected(size) <= limit, fitting, too_large)
 
 
 def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
@@ -99,7 +119,7 @@ def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def _lagrange(points: list[int], at: int) -> list[float]:
+def _lagrange(points: Sequence[int], at: int) -> list[float]:
     """Return the weights with which values at ``points`` give the value at another point, for a polynomial."""
     weights = []
     for one in points:

@@ -14,6 +14,15 @@ from .launch_counter import Kernel
 BEFORE, FORWARD, BACKWARD = "before", "forward", "backward"
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stretch of a log: what it adds to each role, what it has added when most bytes are there, and where that is."""
+
+    by_role: Tensor
+    highest: Tensor
+    place: Place | None
+
+
 @dataclass(frozen=True)
 class Segment:
     """What happens from one mark to the next.
@@ -24,6 +33,7 @@ class Segment:
         changes: bytes that come (> 0) and go, in order; (events,), float64.
         roles: the role of each, as an index of ``ROLES``; (events,).
         places: where each came.
+        done: how many of the changes came before the block itself was done.
         kept: by how much the bytes that are held for backward grew.
         kernels: what was launched.
     """
@@ -33,29 +43,26 @@ class Segment:
     changes: Tensor
     roles: Tensor
     places: tuple[Place | None, ...]
+    done: int = 0
     kept: int = 0
     kernels: tuple[Kernel, ...] = ()
 
     @cached_property
-    def by_role(self) -> Tensor:
-        """Return what it adds to each role from its start to its end."""
-        return self._until(len(self.changes))
+    def inside(self) -> Stretch:
+        """Return what happens until its block is done."""
+        return self._stretch(0, self.done)
 
     @cached_property
-    def highest(self) -> Tensor:
-        """Return what it has added to each role when most bytes are there."""
-        return self._until(self._end)
+    def after(self) -> Stretch:
+        """Return what happens from then on."""
+        return self._stretch(self.done, len(self.changes))
 
-    @property
-    def place(self) -> Place | None:
-        """Return where most bytes are there."""
-        return next((place for place in reversed(self.places[: self._end]) if place), None)
+    def _stretch(self, start: int, end: int) -> Stretch:
+        totals = self.changes[start:end].cumsum(0)
+        most = start + int(totals.argmax()) + 1 if len(totals) and float(totals.max()) > 0 else start
+        place = next((place for place in reversed(self.places[start:most]) if place), None)
+        return Stretch(self._between(start, end), self._between(start, most), place)
 
-    @cached_property
-    def _end(self) -> int:
-        totals = self.changes.cumsum(0)
-        return int(totals.argmax()) + 1 if len(totals) and float(totals.max()) > 0 else 0
-
-    def _until(self, end: int) -> Tensor:
+    def _between(self, start: int, end: int) -> Tensor:
         nothing = torch.zeros(len(ROLES), dtype=torch.float64)
-        return nothing.index_add(0, self.roles[:end], self.changes[:end])
+        return nothing.index_add(0, self.roles[start:end], self.changes[start:end])

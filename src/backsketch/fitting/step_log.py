@@ -16,6 +16,7 @@ from ..memory.meta_device import meta_step
 from ..memory.peak import peak_memory
 from ..memory.saved import saved_memory
 from ..torch_private import in_backward, tree_leaves
+from .known_kernels import KnownKernels
 from .launch_counter import Kernel, LaunchCounter
 from .segment import BACKWARD, BEFORE, FORWARD, Segment
 
@@ -34,6 +35,7 @@ def record_step(
     with ExitStack() as stack:
         stack.enter_context(_without_collector())
         stack.enter_context(meta_step())
+        stack.enter_context(KnownKernels())  # type: ignore[no-untyped-call]
         counter = stack.enter_context(LaunchCounter()) if kernels else None
         peak = stack.enter_context(peak_memory(model))
         saved = stack.enter_context(saved_memory(model))
@@ -42,7 +44,7 @@ def record_step(
             held = 0 if phase == BACKWARD else saved.activations
             return len(peak.changes), held, 0 if counter is None else counter.launches
 
-        marks = _Marks(count)
+        marks = _Marks(count, lambda: len(peak.changes))
         own = len(peak.changes)
         stack.enter_context(marks.at(model, blocks))
         marks.set(BEFORE, None)
@@ -59,12 +61,18 @@ def record_step(
 class _Marks:
     """The moments at which blocks begin, forward and backward, with what was counted until then."""
 
-    def __init__(self, count: Callable[[str], tuple[int, int, int]]) -> None:
-        self._count = count
+    def __init__(self, count: Callable[[str], tuple[int, int, int]], changes: Callable[[], int]) -> None:
+        self._count, self._changes = count, changes
         self._marks: list[tuple[str, int | None, tuple[int, int, int]]] = []
+        self._done: dict[int, int] = {}  # mark -> how many changes there were when its block was done
 
     def set(self, phase: str, block: int | None) -> None:
         self._marks.append((phase, block, self._count(phase)))
+
+    def done(self, phase: str, block: int) -> None:
+        """Take note that a block is done, if it is the one that began last."""
+        if self._marks[-1][:2] == (phase, block):
+            self._done[len(self._marks) - 1] = self._changes()
 
     @contextmanager
     def at(self, model: nn.Module, blocks: Sequence[str]) -> Iterator[None]:
@@ -72,7 +80,7 @@ class _Marks:
         handles: list[RemovableHandle] = []
         for index, name in enumerate(blocks):
             module = model.get_submodule(name)
-            handles.append(module.register_forward_pre_hook(self._starts(index)))
+            handles.append(module.register_forward_pre_hook(self._starts(index), with_kwargs=True))
             handles.append(module.register_forward_hook(self._follow(index)))
         try:
             yield
@@ -81,17 +89,20 @@ class _Marks:
                 handle.remove()
 
     def _starts(self, block: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any) -> None:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             if not in_backward():  # not where a checkpoint runs it again
                 self.set(FORWARD, block)
+                for given in _with_gradient((args, kwargs))[:1]:
+                    given.register_hook(lambda _: self.done(BACKWARD, block))  # type: ignore[no-untyped-call]
 
         return hook
 
     def _follow(self, block: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            found = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
-            if found and not in_backward():
-                found[0].register_hook(lambda _: self.set(BACKWARD, block))  # type: ignore[no-untyped-call]
+            if not in_backward():
+                self.done(FORWARD, block)
+                for made in _with_gradient(output)[:1]:
+                    made.register_hook(lambda _: self.set(BACKWARD, block))  # type: ignore[no-untyped-call]
 
         return hook
 
@@ -99,14 +110,17 @@ class _Marks:
         self, changes: Sequence[Change], own: int, kept: int, kernels: tuple[Kernel, ...]
     ) -> Iterator[Segment]:
         ends = [*(counts for _, _, counts in self._marks[1:]), (len(changes), kept, len(kernels))]
-        for (phase, block, (start, held, first)), (end, held_then, last) in zip(self._marks, ends, strict=True):
-            mine = changes[max(start, own) : end]
+        for mark, (phase, block, (start, held, first)) in enumerate(self._marks):
+            end, held_then, last = ends[mark]
+            start = max(start, own)
+            mine = changes[start:end]
             yield Segment(
                 phase,
                 block,
                 torch.tensor([change for _, change, _ in mine], dtype=torch.float64),
                 torch.tensor([ROLES.index(item.role) for item, _, _ in mine], dtype=torch.long),
                 tuple(place for _, _, place in mine),
+                self._done.get(mark, end) - start,
                 0 if phase == BACKWARD else (kept if self._ends_forward(phase, block) else held_then) - held,
                 kernels[first:last],
             )
@@ -115,6 +129,10 @@ class _Marks:
         """Tell whether a mark is the last one before backward."""
         last = [(each, index) for each, index, _ in self._marks if each != BACKWARD][-1]
         return last == (phase, block)
+
+
+def _with_gradient(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.requires_grad]
 
 
 @contextmanager

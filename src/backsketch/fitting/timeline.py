@@ -14,6 +14,7 @@ from .rank_share import RankShare
 from .segment import BACKWARD, FORWARD, Segment
 
 GATHERED = "gathered"
+GATHER, REDUCE = "gather", "reduce"  # moments at which no operation of the model runs
 _GRADIENTS = ROLES.index(GRADIENTS)
 
 
@@ -78,20 +79,38 @@ class Timeline:
         live = torch.zeros(len(ROLES), dtype=torch.float64)
         live[ROLES.index(PARAMETERS)] += share.weights
         live[ROLES.index(OPTIMIZER_STATES)] += share.states
-        most, found, place, gathered_then = -1.0, live, None, 0
+        highest = _Highest(live)
         for segment, block in zip(self.segments, self.blocks, strict=True):
-            gathered, here = share.gathered(segment.phase, block), live + segment.highest
-            if (total := float(here.sum()) + gathered) > most:
-                most, found, gathered_then, place = total, here, gathered, segment.place
-            after = segment.by_role.clone()
+            around, inside, after = share.around(segment.phase, block), segment.inside, segment.after
+            highest.see(live, around.start, Place(segment.phase, None, GATHER))
+            highest.see(live + inside.highest, around.inside, inside.place)
+            highest.see(live + inside.by_role, around.end, Place(segment.phase, None, REDUCE))
+            added = inside.by_role.clone()
             if segment.phase == BACKWARD:  # reduced over the ranks when the block is done
-                after[_GRADIENTS] *= share.gradient_share(block)
-            live = live + after
+                added[_GRADIENTS] *= share.gradient_share(block)
+            live = live + added
+            highest.see(live + after.highest, around.after, after.place)
+            live = live + after.by_role
+        highest.see(live, share.last, Place(BACKWARD, None, REDUCE))
         live[_GRADIENTS] = min(float(live[_GRADIENTS]), share.gradients)
-        if float(live.sum()) > most:
-            found, gathered_then, place = live, 0, Place("optimizer", None, "step")
+        highest.see(live, 0, Place("optimizer", None, "step"))
+        found, gathered_then, place = highest.live, highest.gathered, highest.place
         parts = {role: round(float(size)) for role, size in zip(ROLES, found, strict=True)}
         return StepPeak(parts | ({GATHERED: gathered_then} if share.ranks > 1 else {}), place)
+
+
+class _Highest:
+    """The moment with most bytes so far."""
+
+    def __init__(self, live: Tensor) -> None:
+        self.live, self.gathered = live, 0
+        self.place: Place | None = None
+        self._total = -1.0
+
+    def see(self, live: Tensor, gathered: int, place: Place | None) -> None:
+        """Take note of a moment."""
+        if (total := float(live.sum()) + gathered) > self._total:
+            self._total, self.live, self.gathered, self.place = total, live.clone(), gathered, place
 
 
 def with_changes(timeline: Timeline, changes: Sequence[Tensor]) -> Timeline:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cache
 from types import TracebackType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,7 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
         self._running = RunningModule(model)
         self._stack = ExitStack()
         self._followed: set[int] = set()
+        self._gathered: list[ref[nn.Parameter]] = []
         self._saved_in: WeakKeyDictionary[Held, str | None] = WeakKeyDictionary()
         self._in_step = self._in_backward = False
         self._backward_of: str | None = None
@@ -83,7 +85,7 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
 
     def __enter__(self) -> peak_memory:
         self._storages = LiveStorages(self._device)
-        self._followed = set()
+        self._followed, self._gathered = set(), []
         for tensor in () if self._model is None else model_tensors(self._model):
             self._storages.see(tensor, None, PARAMETERS)
             self._follow(tensor)
@@ -102,6 +104,7 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
         if torch.cuda.is_available():
             self.cuda = torch.cuda.max_memory_allocated()
         self._stack.close()
+        self._see_gathered()
         self._storages.stop()
 
     def used(self, tensors: list[Tensor]) -> None:
@@ -110,10 +113,12 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
         if now_in_backward and not self._in_backward:
             self._storages.keep_for_backward()
         self._in_backward = now_in_backward
+        self._see_gathered()
         for tensor in tensors:
-            if isinstance(tensor, nn.Parameter) and id(tensor) not in self._followed:
+            if type(tensor) is not Tensor and isinstance(tensor, nn.Parameter) and id(tensor) not in self._followed:
                 self._storages.see(tensor, None, PARAMETERS)
                 self._follow(tensor)
+                self._gathered.append(ref(tensor))
             else:
                 self._storages.see(tensor, None)
 
@@ -126,6 +131,12 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
         place = Place(phase, module, op)
         for tensor in tensors:
             self._storages.see(tensor, place)
+
+    def _see_gathered(self) -> None:
+        """Know the bytes of gathered weights, whose storages FSDP fills and empties without an operation."""
+        for reference in self._gathered:
+            if (parameter := reference()) is not None:
+                self._storages.see(parameter, None, PARAMETERS)
 
     def _follow(self, parameter: Tensor) -> None:
         """Know the gradient of a parameter from the moment it is accumulated."""
@@ -174,8 +185,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watcher.used(_tensors((args, kwargs)))
         with without_function_modes():
             out = func(*args, **(kwargs or {}))
-        self._watcher.made(_tensors(out), str(func))
+        self._watcher.made(_tensors(out), _name(func))
         return out
+
+
+@cache
+def _name(operator: Any) -> str:
+    return str(operator)
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -34,7 +34,8 @@ class Held:
     @property
     def tensors(self) -> list[Tensor]:
         """List the tensors that are kept now; a hook may let go of them, as a checkpoint does."""
-        return list(tensors_within(self.kept))
+        kept = self.kept
+        return [kept.kept] if type(kept) is SavedAsItIs else list(tensors_within(kept))  # most are
 
     def release(self) -> Tensor:
         """Return the tensor that was saved, or what its hooks give for it."""
