@@ -22,7 +22,7 @@ from backsketch import (
 )
 from backsketch.convert.checkpointed_blocks import present_blocks
 from backsketch.convert.conversion import decisions_for
-from backsketch.memory.optimizer_states import states_of
+from backsketch.memory.optimizer_states import states_of_all
 from backsketch.memory.recording import record_ledger
 from backsketch.planning import step_options
 from backsketch.planning.model_setting import ModelSetting
@@ -253,7 +253,7 @@ def test_all_that_is_kept_and_the_states_of_an_optimizer():
     model.zero_grad()
     exact = measured(model, batch, optimizer=optimizer)[1]
     planned = plan(model, batch, peak=exact, optimizer="adamw")
-    assert planned.after == exact == peak + sum(states_of("adamw", p.shape, p.dtype) for p in model.parameters())
+    assert planned.after == exact == peak + states_of_all("adamw", model.parameters())
     assert (planned.noise, planned.rest, planned.blocks) == (0, None, ())
     assert "left exact by the plan" in str(summary(sketch_(model, planned)))
 
