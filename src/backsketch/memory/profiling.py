@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..convert.conversion import (
     Configs,
@@ -25,16 +25,14 @@ from ..losses.fused_models import is_deferring_head
 from ..masks.attention_mask import follow_attention_mask
 from ..rest.packing_modules import check_rest, rest_of
 from ..rest.rest_config import Rest
-from ..rest.saving import observe_saving
-from ..tensor_storages import model_tensors, sizes
 from .claims import Chosen
-from .family_profile import FamilyProfile, FamilyRecorder
+from .family_profile import FamilyProfile
 from .ledger import Ledger
 from .meta_device import meta_step
 from .peak import peak_memory
 from .profile_result import LayerProfile, Profile
 from .recording import record_ledger
-from .saved import saved_memory
+from .step_measure import measure_forward
 from .training_step import Loss, forward_to_loss, on_meta, to_device_of
 from .untouched_model import untouched
 
@@ -82,7 +80,7 @@ def profile(
             if converted and (by_name or packing):
                 sketch_(model, by_name or None, None if by_name else _none, rest=packing)
             if converted and packing is not None:
-                kept_after, families = _measured(model, forward)
+                kept_after, families = measure_forward(model, forward)[1:]
             with peak_memory(model) as peak:
                 forward().backward()  # type: ignore[no-untyped-call]
             peaks.append(peak.peak)
@@ -98,16 +96,6 @@ def profile(
         rest=packing,
         families=families,
     )
-
-
-def _measured(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[int, tuple[FamilyProfile, ...]]:
-    """Run the converted model forward, and return the bytes that it keeps, and by whom."""
-    recorder = FamilyRecorder(frozenset(sizes(model_tensors(model))))
-    with saved_memory(model) as saved, observe_saving(recorder):
-        loss = forward()
-    kept = saved.activations
-    del loss
-    return kept, recorder.families()
 
 
 def _none(name: str, module: nn.Module) -> bool:
