@@ -164,6 +164,11 @@ def check_choice(config: object, where: object) -> None:
         raise TypeError(f"where must be a function of a layer's name and the layer, got {where!r}")
 
 
+def no_layer(name: str, module: nn.Module) -> bool:
+    """Choose no layer: the ``where`` that leaves all linear layers as they are."""
+    return False
+
+
 def configs_for(model: nn.Module, config: Configs | None = None, where: Where | None = None) -> dict[str, SketchConfig]:
     """Return name -> config for the layers that ``sketch_`` would convert."""
     return chosen_configs(decisions_for(model, config, where))

@@ -15,6 +15,7 @@ from ..convert.conversion import (
     chosen_configs,
     decisions_for,
     left_exact_because,
+    no_layer,
     sketch_,
     unsketch_,
 )
@@ -78,7 +79,7 @@ def profile(
         with untouched(model, (args, kwargs)), around():
             unsketch_(model)
             if converted and (by_name or packing):
-                sketch_(model, by_name or None, None if by_name else _none, rest=packing)
+                sketch_(model, by_name or None, None if by_name else no_layer, rest=packing)
             if converted and packing is not None:
                 kept_after, families = measure_forward(model, forward)[1:]
             with peak_memory(model) as peak:
@@ -96,10 +97,6 @@ def profile(
         rest=packing,
         families=families,
     )
-
-
-def _none(name: str, module: nn.Module) -> bool:
-    return False
 
 
 def _layers(model: nn.Module, ledger: Ledger, chosen: Chosen, reasons: Mapping[str, str]) -> Iterator[LayerProfile]:
