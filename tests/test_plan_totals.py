@@ -296,7 +296,7 @@ def test_models_of_transformers(name):
             name, share, f"{after / limit:.4f} of the limit, noise {found.noise / found.gradient:.2g}, {found.blocks}"
         )
         assert after == found.after <= limit
-        assert found.after >= 0.97 * limit  # of two layers, the next step of a family may be too large to come nearer
+        assert found.after >= 0.98 * limit
     for keep, rest in UNIFORM:
         config = SketchConfig.recommended(keep)
         limit = measured(sketch_(model, config, rest=rest), batch)[1]

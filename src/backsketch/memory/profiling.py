@@ -24,7 +24,7 @@ from ..convert.layer_classes import sketched_type
 from ..convert.left_exact import FROZEN, FUSED_LOSS
 from ..losses.fused_models import is_deferring_head
 from ..masks.attention_mask import follow_attention_mask
-from ..rest.packing_modules import check_rest, rest_of
+from ..rest.packing_modules import check_rest, present_rests, rest_of, switch_on_again
 from ..rest.rest_config import Rest
 from .claims import Chosen
 from .family_profile import FamilyProfile
@@ -60,6 +60,7 @@ def profile(
         rest: as ``sketch_`` takes it. By default what is on.
     """
     packing = check_rest(rest) or rest_of(model)
+    rests = {} if rest is not None else present_rests(model)
     args, kwargs = to_device_of(model, (args, kwargs))
     forward = partial(forward_to_loss, model, args, kwargs, loss)
     present = present_configs(model) if config is None else {}
@@ -80,6 +81,7 @@ def profile(
             unsketch_(model)
             if converted and (by_name or packing):
                 sketch_(model, by_name or None, None if by_name else no_layer, rest=packing)
+                switch_on_again(model, rests)
             if converted and packing is not None:
                 kept_after, families = measure_forward(model, forward)[1:]
             with peak_memory(model) as peak:

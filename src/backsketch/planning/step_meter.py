@@ -61,7 +61,7 @@ class StepMeter:
         return 0 if self.optimizer is None else states_of_all(self.optimizer, self.model.parameters())
 
     def _once(self, total: str, setting: ModelSetting, measured: Callable[[], float]) -> float:
-        key = total, tuple(setting.configs.items()), setting.rest, setting.blocks
+        key = total, tuple(setting.configs.items()), setting.rest, setting.blocks, tuple(setting.module_rests.items())
         if key not in self._known:
             try:
                 with untouched(self.model, (self.args, self.kwargs)):

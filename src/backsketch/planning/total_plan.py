@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..config import SketchConfig
-from ..rest.rest_config import RestConfig
+from ..rest.rest_config import FAMILIES, RestConfig
 from ..table import change, readable, together
 from .plan_result import Plan, PlannedLayers
 
@@ -31,7 +31,8 @@ class TotalPlan(Plan):
     Attributes:
         total: what has a limit, "kept" or "peak"; limit: its bytes.
         before, after: the total of the exact model, None if that does not fit into memory, and under the plan.
-        rest: in how many bits everything else is kept; blocks: those that are checkpointed, of ``all_blocks``.
+        rest: in how many bits everything else is kept; module_rests: the same for modules that have other bits.
+        blocks: those that are checkpointed, of ``all_blocks``.
         family_noise: the noise of each family of ``rest``; gradient: the squared norm of the gradient of the batch.
         cheaper, dearer: the plans for about a tenth less and more memory, if there are any.
     """
@@ -43,6 +44,7 @@ class TotalPlan(Plan):
     rest: RestConfig | None
     blocks: tuple[str, ...]
     all_blocks: int
+    module_rests: Mapping[str, RestConfig]
     family_noise: Mapping[str, float]
     gradient: float
     cheaper: NearbyPlan | None
@@ -67,6 +69,7 @@ class TotalPlan(Plan):
             for part in read["parts"]
         )
         read["rest"] = _rest(read["rest"])
+        read["module_rests"] = {name: RestConfig(**each) for name, each in read["module_rests"].items()}
         read["blocks"] = tuple(read["blocks"])
         for name in ("cheaper", "dearer"):
             if (other := read[name]) is not None:
@@ -84,6 +87,8 @@ class TotalPlan(Plan):
         yield f"expected noise of the gradient: {self._in_words(self.noise)}"
         if self.rest is not None:
             yield f"everything else that backward keeps: {self.rest.in_words()}"
+            for name, rest in self.module_rests.items():
+                yield f"  but in {name}: {_difference(rest, self.rest)}"
         if self.blocks:
             yield f"checkpointed, so run twice: {len(self.blocks)} of {self.all_blocks} blocks: {together(self.blocks)}"
 
@@ -102,6 +107,12 @@ class TotalPlan(Plan):
 
     def _in_words(self, noise: float) -> str:
         return f"{noise:.3g}" + (f", {noise / self.gradient:.2g} of its square" if self.gradient else "")
+
+
+def _difference(rest: RestConfig, usual: RestConfig) -> str:
+    """Name the families that have other bits than usual."""
+    bits = {name: getattr(rest, name) for name in FAMILIES if getattr(rest, name) != getattr(usual, name)}
+    return ", ".join(f"{name} as it is" if each is None else f"{name} {each} bits" for name, each in bits.items())
 
 
 def _config(written: dict[str, Any] | None) -> SketchConfig | None:
