@@ -136,7 +136,8 @@ def test_the_peak_is_within_two_percent_of_its_limit_and_never_above(case, share
     assert measured(unsketch_(model), batch) == before
     total, kept, noise = str(found).splitlines()[:3]
     assert total.startswith("peak of a step: ")
-    assert f"limit {found.limit / 2**20:.1f} MiB" in total
+    free = 1 - found.after / found.limit
+    assert total.endswith(f"within the limit of {found.limit / 2**20:.1f} MiB ({free:.1%} of it free)")
     assert kept.startswith("all kept for backward: ")
     assert noise.startswith("expected noise of the gradient: ")
     assert found.cheaper is not None

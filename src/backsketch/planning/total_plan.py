@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -81,7 +82,8 @@ class TotalPlan(Plan):
 
     def _totals(self) -> Iterator[str]:
         before = f"does not fit -> {readable(self.after)}" if self.before is None else change(self.before, self.after)
-        yield f"{_NAMES[self.total]}: {before}, limit {readable(self.limit)}"
+        free = 1 - self.after / self.limit
+        yield f"{_NAMES[self.total]}: {before}, within the limit of {readable(self.limit)} ({free:.1%} of it free)"
         if self.total != "kept":
             yield f"all kept for backward: {change(self.kept_before, self.kept_after)}"
         yield f"expected noise of the gradient: {self._in_words(self.noise)}"
@@ -106,7 +108,10 @@ class TotalPlan(Plan):
             yield f"with {name} memory: {readable(plan.total)}, noise {self._in_words(plan.noise)}{blocks}{rest}"
 
     def _in_words(self, noise: float) -> str:
-        return f"{noise:.3g}" + (f", {noise / self.gradient:.2g} of its square" if self.gradient else "")
+        if not noise:
+            return "none"
+        share = 100 * math.sqrt(noise / self.gradient) if self.gradient else None
+        return f"{noise:.3g}" + ("" if share is None else f", an error of {share:.2g}% of its length")
 
 
 def _difference(rest: RestConfig, usual: RestConfig) -> str:
