@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ..config import SketchConfig
@@ -55,6 +55,20 @@ class TotalPlan(Plan):
     def noise(self) -> float:
         """Return D² under the plan: the expected squared error of all gradients together."""
         return super().noise + sum(self.family_noise.values())
+
+    def inside(self, part: str) -> TotalPlan:
+        """Return the plan with names as a part of the model has them, which holds all that is named."""
+
+        def own(name: str) -> str:
+            return name.removeprefix(f"{part}.")
+
+        return replace(
+            self,
+            configs={own(name): config for name, config in self.configs.items()},
+            parts=tuple(replace(each, layers=tuple(map(own, each.layers))) for each in self.parts),
+            blocks=tuple(map(own, self.blocks)),
+            module_rests={own(name): rest for name, rest in self.module_rests.items()},
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as dicts, lists, strings and numbers; ``from_json`` reads them."""
