@@ -256,6 +256,7 @@ def test_a_peak_is_planned_on_the_first_batch_saved_and_resumed(tmp_path, monkey
 
     callback = SketchCallback(peak="80%")
     watch = fit(callback, 3)
+    assert callback.planned is not None
     planned = TotalPlan.from_json(callback.planned)
     assert planned.before is not None
     assert planned.after <= planned.limit < planned.before

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from backsketch.planning.step_options import StepOptions
 from backsketch.planning.total_plan import TotalPlan
 from backsketch.planning.total_planner import plan_total
 from backsketch.rest.packing_modules import rest_of
+from backsketch.rest.rest_config import FAMILIES
 from cases import needs_shown_saves
 
 pytestmark = needs_shown_saves
@@ -297,7 +299,15 @@ def test_models_of_transformers(name):
             name, share, f"{after / limit:.4f} of the limit, noise {found.noise / found.gradient:.2g}, {found.blocks}"
         )
         assert after == found.after <= limit
-        assert found.after >= 0.98 * limit
+        if found.after < 0.98 * limit:  # then a single family of a single block is too large to be kept exactly
+            configs = {layer: config for layer, config in found.configs.items() if config is not None}
+            for block in options.blocks:
+                for family in FAMILIES:
+                    own = found.module_rests.get(block, found.rest)
+                    if own is not None and getattr(own, family) is not None:
+                        rests = {**found.module_rests, block: replace(own, **{family: None})}
+                        kept = options.meter(ModelSetting(configs, found.rest, found.blocks, rests))
+                        assert kept > limit, (block, family)
     for keep, rest in UNIFORM:
         config = SketchConfig.recommended(keep)
         limit = measured(sketch_(model, config, rest=rest), batch)[1]

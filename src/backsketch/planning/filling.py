@@ -19,7 +19,7 @@ _MOST_TRIES = 16
 class _Step:
     """A choice with less noise in one place, by how much, and how many bytes more it keeps.
 
-    ``name`` tells the place and what is chosen there. Blocks that only their numbers tell apart have one name.
+    ``name`` tells the place and what is chosen there.
     """
 
     name: tuple[Any, ...]
@@ -48,7 +48,7 @@ class Filling:
         The one that removes most noise per byte is measured first. One that did not fit is not tried again.
         """
         refused: set[tuple[Any, ...]] = set()
-        prices: dict[tuple[Any, ...], float] = {}
+        prices: dict[tuple[Any, ...], float] = {}  # blocks that only their numbers tell apart have one price
         for _ in range(_MOST_TRIES):
             left = int(self.limit - found.total)
             if left <= _ENOUGH * self.limit or not found.choice.noise:
@@ -78,17 +78,16 @@ class Filling:
                         continue
                     rests = _with_bits(module, family.name, bits, setting.module_rests, setting.rest)
                     changed = replace(setting, module_rests=rests)
-                    name = (starred(module), family.name, now, bits)
-                    if name not in prices:
-                        prices[name] = self.meter.kept(changed) - kept
+                    kind = (starred(module), family.name, now, bits)
+                    if kind not in prices:
+                        prices[kind] = self.meter.kept(changed) - kept
                     grown = self.choices.share * (family.bytes[bits] - family.bytes[now])
-                    share = self.choices.share * prices[name] / grown if grown > 0 else 0.0
+                    share = self.choices.share * prices[kind] / grown if grown > 0 else 0.0
                     gain = min(share * (family.noise[now] - noise), choice.families[family.name])
                     families = {**choice.families, family.name: choice.families[family.name] - gain}
-                    size = choice.bytes + int(prices[name])
-                    yield _Step(
-                        name, replace(choice, setting=changed, bytes=size, families=families), gain, prices[name]
-                    )
+                    size = choice.bytes + int(prices[kind])
+                    larger = replace(choice, setting=changed, bytes=size, families=families)
+                    yield _Step((module, *kind[1:]), larger, gain, prices[kind])
 
 
 def _of_parts(choice: Choice, left: int) -> Iterator[_Step]:
