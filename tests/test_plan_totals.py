@@ -305,7 +305,7 @@ def test_models_of_transformers(name):
                 for family in FAMILIES:
                     own = found.module_rests.get(block, found.rest)
                     if own is not None and getattr(own, family) is not None:
-                        rests = {**found.module_rests, block: replace(own, **{family: None})}
+                        rests = {**found.module_rests, block: replace(own, **dict[str, Any]({family: None}))}
                         kept = options.meter(ModelSetting(configs, found.rest, found.blocks, rests))
                         assert kept > limit, (block, family)
     for keep, rest in UNIFORM:
