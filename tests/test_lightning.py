@@ -16,8 +16,10 @@ with warnings.catch_warnings():
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from backsketch import RestConfig, SketchConfig, sketch_, summary
+from backsketch import RestConfig, SketchConfig, TotalPlan, sketch_, summary
+from backsketch.convert.converted_state import present_configs
 from backsketch.integrations.lightning import SketchCallback
+from backsketch.rest.packing_modules import rest_of
 from recorded_packing import recorded_packing
 
 CONFIG = SketchConfig(ratio=0.25)
@@ -216,3 +218,60 @@ def test_the_noise_controls_the_rate_and_what_layers_keep_also_after_a_checkpoin
     assert second["limit"]["changes"] == first["limit"]["changes"]
     assert second["limit"]["configs"] == first["limit"]["configs"]
     assert second["schedules"][0]["noise"][0][2] == 6
+
+
+class Wide(Regression):
+    """Keeps far more than its weights, and logs in its step what may be logged only while training."""
+
+    def __init__(self, by_hand=False):
+        super().__init__()
+        layers = [layer for _ in range(4) for layer in (nn.Linear(128, 128), nn.Tanh())]
+        self.net = nn.Sequential(nn.Linear(FEATURES, 128), nn.Tanh(), *layers, nn.Linear(128, 1))
+        self.automatic_optimization = not by_hand
+
+    def training_step(self, batch, index):
+        x, y = (part.repeat(64, 1) for part in batch)
+        loss = nn.functional.mse_loss(self.net(x), y)
+        self.log("own", loss, on_step=True)
+        return loss
+
+
+class Watch(lightning.Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.configs, self.rest = present_configs(pl_module), rest_of(pl_module)
+
+
+def test_a_peak_is_planned_on_the_first_batch_saved_and_resumed(tmp_path, monkeypatch):
+    def fit(callback, steps, path=None, module=None):
+        watch = Watch()
+        trainer = lightning.Trainer(
+            max_steps=steps, accelerator="cpu", callbacks=[callback, watch], logger=False, default_root_dir=tmp_path,
+            enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        module = Wide() if module is None else module
+        trainer.fit(module, data(), ckpt_path=path)
+        assert not summary(module).sketched
+        assert rest_of(module) is None
+        return watch
+
+    callback = SketchCallback(peak="80%")
+    watch = fit(callback, 3)
+    assert callback.planned is not None
+    planned = TotalPlan.from_json(callback.planned)
+    assert planned.before is not None
+    assert planned.after <= planned.limit < planned.before
+    assert planned.configs.keys() == {f"net.{number}" for number in range(0, 12, 2)}
+    assert watch.configs == {name: config for name, config in planned.configs.items() if config is not None}
+    assert watch.rest == planned.rest
+    (path,) = tmp_path.rglob("*.ckpt")
+    with monkeypatch.context() as patch:
+        patch.setattr("backsketch.integrations.lightning.plan_fit", None)
+        resumed = SketchCallback(peak="80%")
+        assert fit(resumed, 5, str(path)).configs == watch.configs
+    assert resumed.planned == callback.planned
+    budgeted = SketchCallback(budget="40%", where=lambda name, module: name != "net.2")
+    assert "net.2" not in fit(budgeted, 1).configs
+    with pytest.raises(ValueError, match="peak must be None for a module that optimizes by hand"):
+        fit(SketchCallback(peak="80%"), 1, module=Wide(by_hand=True))
+    with pytest.raises(ValueError, match="rest must be None where peak is given"):
+        SketchCallback(peak="80%", rest=True)

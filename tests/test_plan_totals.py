@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from backsketch import (
 )
 from backsketch.convert.checkpointed_blocks import present_blocks
 from backsketch.convert.conversion import decisions_for
-from backsketch.memory.optimizer_states import states_of
+from backsketch.memory.optimizer_states import states_of_all
 from backsketch.memory.recording import record_ledger
 from backsketch.planning import step_options
 from backsketch.planning.model_setting import ModelSetting
@@ -32,6 +33,7 @@ from backsketch.planning.step_options import StepOptions
 from backsketch.planning.total_plan import TotalPlan
 from backsketch.planning.total_planner import plan_total
 from backsketch.rest.packing_modules import rest_of
+from backsketch.rest.rest_config import FAMILIES
 from cases import needs_shown_saves
 
 pytestmark = needs_shown_saves
@@ -137,7 +139,8 @@ def test_the_peak_is_within_two_percent_of_its_limit_and_never_above(case, share
     assert measured(unsketch_(model), batch) == before
     total, kept, noise = str(found).splitlines()[:3]
     assert total.startswith("peak of a step: ")
-    assert f"limit {found.limit / 2**20:.1f} MiB" in total
+    free = 1 - found.after / found.limit
+    assert total.endswith(f"within the limit of {found.limit / 2**20:.1f} MiB ({free:.1%} of it free)")
     assert kept.startswith("all kept for backward: ")
     assert noise.startswith("expected noise of the gradient: ")
     assert found.cheaper is not None
@@ -254,7 +257,7 @@ def test_all_that_is_kept_and_the_states_of_an_optimizer():
     model.zero_grad()
     exact = measured(model, batch, optimizer=optimizer)[1]
     planned = plan(model, batch, peak=exact, optimizer="adamw")
-    assert planned.after == exact == peak + sum(states_of("adamw", p.shape, p.dtype) for p in model.parameters())
+    assert planned.after == exact == peak + states_of_all("adamw", model.parameters())
     assert (planned.noise, planned.rest, planned.blocks) == (0, None, ())
     assert "left exact by the plan" in str(summary(sketch_(model, planned)))
 
@@ -297,7 +300,15 @@ def test_models_of_transformers(name):
             name, share, f"{after / limit:.4f} of the limit, noise {found.noise / found.gradient:.2g}, {found.blocks}"
         )
         assert after == found.after <= limit
-        assert found.after >= 0.97 * limit  # of two layers, the next step of a family may be too large to come nearer
+        if found.after < 0.98 * limit:  # then a single family of a single block is too large to be kept exactly
+            configs = {layer: config for layer, config in found.configs.items() if config is not None}
+            for block in options.blocks:
+                for family in FAMILIES:
+                    own = found.module_rests.get(block, found.rest)
+                    if own is not None and getattr(own, family) is not None:
+                        rests = {**found.module_rests, block: replace(own, **dict[str, Any]({family: None}))}
+                        kept = options.meter(ModelSetting(configs, found.rest, found.blocks, rests))
+                        assert kept > limit, (block, family)
     for keep, rest in UNIFORM:
         config = SketchConfig.recommended(keep)
         limit = measured(sketch_(model, config, rest=rest), batch)[1]

@@ -7,7 +7,7 @@ from torch import nn
 
 from backsketch import RestConfig, saved_memory
 from backsketch.rest.operations import OPERATIONS, register_operation
-from backsketch.rest.packing_mode import packing
+from backsketch.rest.packing_mode import packing, packing_apart
 from backsketch.rest.rules import FewBits
 from backsketch.seeds import draw_seed
 
@@ -234,6 +234,17 @@ def test_weights_constants_and_small_tensors_stay_as_they_are():
     small = x_of(16, 16)
     assert run(lambda x: x * x, [small], RestConfig())[2] == small.nbytes
     assert run(lambda x: x * x, [small], RestConfig(min_elements=64))[2] < small.nbytes
+
+
+def test_packing_apart_holds_for_what_runs_inside():
+    x = x_of().requires_grad_()
+    with saved_memory() as saved, packing(RestConfig(product=None)):
+        with packing_apart(RestConfig(product=8)):
+            first = (y := x * 1.0) * y
+        second = (z := x * 2.0) * z
+    values = ROWS * FEATURES
+    assert saved.activations == values + values // 128 * 4 + z.nbytes
+    del first, second, y, z
 
 
 def test_autocast_keeps_no_weight_in_few_bits():

@@ -17,11 +17,11 @@ from typer import Argument, Option
 from ..config import SketchConfig
 from ..convert.conversion import configs_for
 from ..fitting.positions import positions
+from ..memory.optimizer_states import OPTIMIZERS, check_optimizer, states_of_all
 from ..memory.profile_result import Profile
 from ..memory.profiling import profile as profile_step
 from ..planning.budget import as_budget
 from ..planning.layer_points import RATIOS
-from .optimizers import OPTIMIZERS
 from .options import (
     SKETCH,
     AsJson,
@@ -94,12 +94,11 @@ def profile(
     for name, value in (("batch", batch), ("seq", seq)):
         if value < 1:
             raise Problem(f"{name} must be a positive integer, got {value}")
-    if optimizer not in OPTIMIZERS:
-        raise Problem(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
     if dtype is not None and dtype not in DTYPES:
         raise Problem(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     check_budget(budget, given)
     with users_mistakes():
+        check_optimizer(optimizer)
         asked = SketchConfig(**given) if given else None
         limit = None if budget is None else as_budget(parse_budget(budget))
         _check_device(device)
@@ -147,7 +146,8 @@ def profile(
         "dtype_from": "--dtype" if dtype else "config" if stated else "default",
         "device": device,
     }
-    report = ModelReport(about, profiles, preferred, optimizer)
+    states = {name: states_of_all(name, network.parameters()) for name in OPTIMIZERS}
+    report = ModelReport(about, profiles, preferred, states, optimizer)
     with Console(stderr=True).status("computing a step in other ways"):
         found = list(measured_ways(network, inputs, profiles[report.best or preferred]))
     ways = tuple(each for each in found if isinstance(each, StepWay))

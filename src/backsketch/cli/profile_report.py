@@ -10,11 +10,11 @@ from typing import Any
 
 from ..config import SketchConfig
 from ..memory.live_storages import Peak
+from ..memory.optimizer_states import OPTIMIZERS
 from ..memory.profile_result import Profile
 from ..table import Table, readable
 from .config_text import as_code, in_words, noise_in_words
 from .layer_groups import exclusions, kinds_of, other_bytes, short
-from .optimizers import OPTIMIZERS
 from .step_ways import StepWay, best_way
 
 
@@ -27,13 +27,15 @@ class ModelReport:
             batch also in words, and where the dtype comes from: ``--dtype``, the model's ``config`` or ``default``.
         profiles: the profile of the config that was asked for, then those of configs to compare it with.
         preferred: the one of them that is recommended if it lowers the peak.
-        optimizer: a name in ``OPTIMIZERS``, whose states come on top of the peak.
+        states: optimiser -> the bytes of its states.
+        optimizer: that of them whose states come on top of the peak.
         ways: the step in other ways too, exact first; failed: why some could not be measured.
     """
 
     about: Mapping[str, Any]
     profiles: Mapping[SketchConfig, Profile]
     preferred: SketchConfig
+    states: Mapping[str, int]
     optimizer: str = "adamw"
     ways: tuple[StepWay, ...] = ()
     failed: tuple[str, ...] = ()
@@ -56,11 +58,6 @@ class ModelReport:
         """Return the way that is recommended, if one lowers the peak."""
         return best_way(self.ways)
 
-    @property
-    def states(self) -> int:
-        """Return the bytes of the optimiser's states."""
-        return OPTIMIZERS[self.optimizer].size(self.about["parameters"], self.about["parameter_bytes"])
-
     def show(self) -> None:
         """Print the report: the total first, then what it is made of."""
         about = self.about
@@ -78,7 +75,7 @@ class ModelReport:
 
     def totals(self) -> Iterator[str]:
         """Yield what the exact step needs and what the recommended way needs, and what the first is made of."""
-        found, states = self.found, self.states
+        found, states = self.found, self.states[self.optimizer]
         needed = found.peak_before.total + states
         total = f"One training step on {self.about['examples']} keeps {readable(found.kept_before)} for backward"
         total += f" and needs {readable(needed)} at its peak"
@@ -97,7 +94,7 @@ class ModelReport:
         """Return a row for each way to run the step: what it keeps, its peak, and the peak with optimiser states."""
         if not self.ways:
             return Table((), ())
-        kept, peak, states = self.ways[0].kept, self.ways[0].peak.total, self.states
+        kept, peak, states = self.ways[0].kept, self.ways[0].peak.total, self.states[self.optimizer]
         rows = [
             (
                 each.name,
@@ -149,7 +146,8 @@ class ModelReport:
     def notes(self) -> Iterator[str]:
         """Yield what the optimiser keeps, and what is recommended with its noise, or what would lower the peak."""
         chosen = OPTIMIZERS[self.optimizer]
-        yield f"{chosen.name} keeps {readable(self.states)}: {chosen.words}. The peak is that of forward and backward."
+        states = readable(self.states[self.optimizer])
+        yield f"{chosen.name} keeps {states}: {chosen.words}. The peak is that of forward and backward."
         yield from (f"{problem}." for problem in self.failed)
         if (way := self.best_way) is not None:
             yield "\nRecommended:\n  import backsketch as bs"
@@ -176,9 +174,9 @@ class ModelReport:
         return {
             **self.about,
             **first,
-            "adamw_bytes": OPTIMIZERS["adamw"].size(self.about["parameters"], self.about["parameter_bytes"]),
+            "adamw_bytes": self.states["adamw"],
             "optimizer": self.optimizer,
-            "optimizer_bytes": self.states,
+            "optimizer_bytes": self.states[self.optimizer],
             "logits_bytes": self.found.loss_bytes,
             "ways": [_way(each) for each in self.ways],
             "not_measured": list(self.failed),

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..config import SketchConfig
 from ..convert.checkpointed_blocks import blocks_of, checkpoint_
-from ..convert.conversion import sketch_
+from ..convert.conversion import no_layer, sketch_
 from ..losses.fused_models import fuse_loss_, unfuse_loss_
 from ..memory.family_profile import FamilyProfile
 from ..memory.live_storages import Peak
@@ -92,7 +92,7 @@ def _whole(found: Profile, fused: bool) -> Callable[[nn.Module], object]:
     def convert(model: nn.Module) -> object:
         if fused:
             fuse_loss_(model)
-        return sketch_(model, configs or None, None if configs else lambda name, module: False, rest=True)
+        return sketch_(model, configs or None, None if configs else no_layer, rest=True)
 
     return convert
 

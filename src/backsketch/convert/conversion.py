@@ -15,7 +15,7 @@ from ..config import SketchConfig
 from ..linear.algorithm import EXACT_IN_CHECKPOINT, INPUT_IS_HELD, RAN_IN_CHECKPOINT
 from ..losses.fused_models import is_deferring_head
 from ..masks.attention_mask import follow_attention_mask, forget_attention_mask
-from ..rest.packing_modules import check_rest, switch_off, switch_on
+from ..rest.packing_modules import check_rest, set_apart, switch_off, switch_on
 from ..rest.rest_config import Rest
 from ..sharded import become
 from ..torch_private import SHOWS_WHAT_IS_SAVED
@@ -121,6 +121,8 @@ def sketch_(
     else:
         forget_attention_mask(model)
     packs = everything_else is not None and switch_on(model, everything_else)
+    for name, own in getattr(config, "module_rests", {}).items():
+        set_apart(modules[name], own)
     if everything_else is not None and not packs:
         warnings.warn("sketch_: rest has no effect: only linear layers of the model have a forward", stacklevel=2)
     if not converted and not packs and blocks is None:
@@ -162,6 +164,11 @@ def check_choice(config: object, where: object) -> None:
         NameRules(config)
     if where is not None and not callable(where):
         raise TypeError(f"where must be a function of a layer's name and the layer, got {where!r}")
+
+
+def no_layer(name: str, module: nn.Module) -> bool:
+    """Choose no layer: the ``where`` that leaves all linear layers as they are."""
+    return False
 
 
 def configs_for(model: nn.Module, config: Configs | None = None, where: Where | None = None) -> dict[str, SketchConfig]:

@@ -11,7 +11,7 @@ from ..config import SketchConfig, check_config
 from ..linear.algorithm import EXACT_IN_CHECKPOINT
 from ..losses.fused_models import FusedLoss, fuse_again, fused_losses
 from ..masks.attention_mask import follow_attention_mask
-from ..rest.packing_modules import present_rests, switch_on_again
+from ..rest.packing_modules import OwnRest, present_rests, switch_on_again
 from ..rest.rest_config import RestConfig
 from .checkpointed_blocks import checkpoint_, present_blocks
 from .conversion import convert_layer, unsketch_
@@ -27,7 +27,7 @@ class ConvertedState:
     """
 
     configs: dict[str, SketchConfig]
-    rests: dict[str, RestConfig]
+    rests: dict[str, RestConfig | OwnRest]
     checkpointed: bool
     blocks: tuple[str, ...] = ()
     fused: Mapping[str, FusedLoss] = field(default_factory=dict)

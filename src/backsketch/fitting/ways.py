@@ -11,7 +11,7 @@ from torch import nn
 
 from ..config import ROUNDING_NOISE, SketchConfig
 from ..convert.checkpointed_blocks import checkpoint_
-from ..convert.conversion import sketch_
+from ..convert.conversion import no_layer, sketch_
 from ..rest.rest_config import RestConfig
 from ..torch_private import SHOWS_WHAT_IS_SAVED
 
@@ -61,7 +61,7 @@ def ways_for(model: nn.Module, has_blocks: bool) -> Iterator[Way]:
         yield Way(
             "checkpointing, packed",
             ALL,
-            lambda model: sketch_(model, where=_nothing, rest=packed),
+            lambda model: sketch_(model, where=no_layer, rest=packed),
             AS_PRECISE,
             ("bs.sketch_(model, where=lambda name, layer: False, rest=bs.RestConfig(checkpoint=8))",),
         )
@@ -80,10 +80,6 @@ def _whole_step(model: nn.Module) -> object:
 
 def _whole_step_between(model: nn.Module) -> object:
     return sketch_(model, rest=True, checkpointed=False)
-
-
-def _nothing(name: str, module: nn.Module) -> bool:
-    return False
 
 
 def _linear_noise(model: nn.Module) -> str:

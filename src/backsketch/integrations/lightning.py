@@ -11,8 +11,12 @@ from torch.optim import Optimizer
 
 from ..convert.conversion import Configs, Where
 from ..rest.rest_config import Rest
-from .session import Session, check_arguments
+from .lightning_plan import plan_fit
+from .run_plan import configs_of
+from .run_settings import RunSettings
+from .session import Session
 
+_PLAN = "plan"
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
@@ -26,8 +30,13 @@ class SketchCallback(Callback):  # type: ignore[misc]
     layer.
 
     Args:
-        config: as ``sketch_`` takes it; to spend a budget, what ``plan`` returns. By default
-            ``SketchConfig.recommended()`` for the type in which layers compute, with "bf16-mixed" bfloat16.
+        config: as ``sketch_`` takes it. By default ``SketchConfig.recommended()`` for the type in which layers compute,
+            with "bf16-mixed" bfloat16.
+        budget: as ``plan`` takes it; the layers' configs are then planned on the first batch of the training data, when
+            training starts, saved with every checkpoint, and taken from there when it resumes.
+        peak: as ``plan`` takes it, with the states of the optimizers: the whole step is then planned, saved and resumed
+            as under ``budget``. The plan says what ``rest`` is.
+        optimizer: whose states ``peak`` counts, as ``plan`` takes it; by default that of the module.
         noise_every: monitor the noise of each ``noise_every``-th step. It cannot measure compiled layers.
         noise_by_layer: log the noise of every layer too, as ``backsketch/noise/<layer>``.
         noise_schedule: let the noise lower the learning rate (``NoiseSchedule``); ``backsketch/rate_factor`` is the
@@ -42,6 +51,9 @@ class SketchCallback(Callback):  # type: ignore[misc]
         self,
         config: Configs | None = None,
         *,
+        budget: str | float | int | None = None,
+        peak: str | float | int | None = None,
+        optimizer: str | None = None,
         noise_every: int | None = None,
         noise_by_layer: bool = False,
         noise_schedule: bool = False,
@@ -51,18 +63,21 @@ class SketchCallback(Callback):  # type: ignore[misc]
         rest: Rest = None,
         fused_loss: bool = False,
     ) -> None:
-        check_arguments(
-            config, noise_every, where, noise_by_layer, checkpointed, rest, fused_loss, noise_schedule, noise_limit
+        self.settings = RunSettings(
+            config=config,
+            budget=budget,
+            peak=peak,
+            optimizer=optimizer,
+            noise_every=noise_every,
+            noise_by_layer=noise_by_layer,
+            noise_schedule=noise_schedule,
+            noise_limit=noise_limit,
+            where=where,
+            checkpointed=checkpointed,
+            rest=rest,
+            fused_loss=fused_loss,
         )
-        self.config = config
-        self.noise_every = noise_every
-        self.noise_by_layer = noise_by_layer
-        self.noise_schedule = noise_schedule
-        self.noise_limit = noise_limit
-        self.checkpointed = checkpointed
-        self.rest = rest
-        self.fused_loss = fused_loss
-        self.where = where
+        self.planned: dict[str, Any] | None = None
         self._session: Session | None = None
         self._measuring = ExitStack()
         self._logged = 0
@@ -70,36 +85,30 @@ class SketchCallback(Callback):  # type: ignore[misc]
         self._resumed: dict[str, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Convert the module, before any strategy wraps or shards it."""
+        """Convert the module, before any strategy wraps or shards it, unless a plan needs a batch."""
         if stage == "fit":
             self._end()
-            self._session = Session(
-                pl_module,
-                self.noise_every,
-                noise_by_layer=self.noise_by_layer,
-                noise_schedule=self.noise_schedule,
-                noise_limit=self.noise_limit,
-            )
-            autocast = _AUTOCAST.get(str(trainer.precision))
-            self._session.begin(
-                self.config,
-                self.where,
-                checkpointed=self.checkpointed,
-                rest=self.rest,
-                fused_loss=self.fused_loss,
-                autocast=autocast,
-            )
+            self.planned = None
+            if not self.settings.planned:
+                self._begin(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let the controls follow the optimizers, from the state of the checkpoint if there is one."""
+        """Plan if asked, and let the controls follow the optimizers; a checkpoint has the states of both."""
         self._steps = trainer.global_step
+        optimizers = [_inner(optimizer) for optimizer in trainer.optimizers]
+        if self.settings.planned:
+            self.planned = self._resumed.get(_PLAN)
+            if self.planned is None:
+                self.planned = plan_fit(self.settings, trainer, pl_module, optimizers, _autocast(trainer))
+            self._begin(trainer, pl_module)
         if self._session is not None:
-            self._session.follow([_inner(optimizer) for optimizer in trainer.optimizers], self._resumed)
+            self._session.follow(optimizers, self._resumed)
         self._resumed = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the controls, which Lightning saves with every checkpoint."""
-        return {} if self._session is None else self._session.state_dict()
+        """Return the plan and the state of the controls, which Lightning saves with every checkpoint."""
+        state = {} if self._session is None else self._session.state_dict()
+        return state if self.planned is None else {**state, _PLAN: self.planned}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Note the state of a checkpoint until the optimizers are there."""
@@ -137,6 +146,10 @@ class SketchCallback(Callback):  # type: ignore[misc]
         if stage == "fit":
             self._end()
 
+    def _begin(self, trainer: Trainer, module: LightningModule) -> None:
+        configs = configs_of(self.settings, self.planned)
+        self._session = self.settings.session(module, configs, autocast=_autocast(trainer))
+
     def _end(self) -> None:
         self._measuring.close()
         if self._session is not None:
@@ -148,3 +161,7 @@ def _inner(optimizer: Any) -> Optimizer:
     """Return the optimizer of torch inside Lightning's wrapper."""
     inner: Optimizer = getattr(optimizer, "optimizer", optimizer)
     return inner
+
+
+def _autocast(trainer: Trainer) -> torch.dtype | None:
+    return _AUTOCAST.get(str(trainer.precision))

@@ -13,17 +13,15 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..argument_checks import check_flag
 from ..config import SketchConfig
-from ..control.noise_limit import NoiseLimit, check_limit
+from ..control.noise_limit import NoiseLimit
 from ..control.noise_schedule import NoiseSchedule
-from ..convert.conversion import Configs, Where, check_choice, sketch_
+from ..convert.conversion import Configs, Where, sketch_
 from ..convert.converted_state import ConvertedState
 from ..losses.fused_models import fuse_loss_
 from ..memory.saved import saved_memory
 from ..monitor.noise_monitor import NoiseMonitor
 from ..monitor.noise_records import Record, add_up, by_layer, ratios
-from ..rest.packing_modules import check_rest
 from ..rest.rest_config import Rest
 from ..torch_private import inside_compiled
 
@@ -192,33 +190,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
         if inner is model:
             return model
         model = inner
-
-
-def check_arguments(
-    configs: object,
-    noise_every: object,
-    where: object,
-    noise_by_layer: object,
-    checkpointed: object,
-    rest: object,
-    fused_loss: object,
-    noise_schedule: object,
-    noise_limit: object,
-) -> None:
-    """Raise TypeError or ValueError for wrong arguments of a callback, before training starts."""
-    check_choice(configs, where)
-    check_flag("checkpointed", checkpointed)
-    check_flag("fused_loss", fused_loss)
-    check_rest(rest)
-    is_count = isinstance(noise_every, int) and not isinstance(noise_every, bool) and noise_every > 0
-    if noise_every is not None and not is_count:
-        raise ValueError(f"noise_every must be a positive integer or None, got {noise_every!r}")
-    check_flag("noise_by_layer", noise_by_layer)
-    check_flag("noise_schedule", noise_schedule)
-    if noise_limit is not None:
-        check_limit(noise_limit)
-    if noise_by_layer and noise_every is None and not noise_schedule and noise_limit is None:
-        raise ValueError("noise_by_layer=True reports what noise_every measures: give noise_every too, got None")
 
 
 def _or_least(value: float) -> float:

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import wraps
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
-from torch import nn
-from torch.utils.data import IterableDataset
+from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..config import SketchConfig
 from ..convert.conversion import Configs, Where
-from ..memory.optimizer_states import OPTIMIZERS, check_optimizer
-from ..planning.budget import as_budget
-from ..planning.plan_result import PlannedConfigs
-from ..planning.planner import plan
-from ..planning.total_plan import TotalPlan
 from ..rest.rest_config import Rest
-from ..torch_private import tree_map_only
-from .session import Session, check_arguments, unwrapped
+from .run_plan import configs_of, first_batch, plan_run
+from .run_settings import RunSettings
+from .session import Session, unwrapped
 
 _TOTAL_PLAN = "backsketch/total_plan"
 _PLAN = "backsketch/plan"  # not the callback's name, under which the Trainer would make another one from it
@@ -79,33 +70,20 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         rest: Rest = None,
         fused_loss: bool = False,
     ) -> None:
-        if budget is not None and peak is not None:
-            raise ValueError("give budget or peak, not both")
-        given = "budget" if budget is not None else "peak"
-        planned = budget if budget is not None else peak
-        if planned is not None and not (config is None or isinstance(config, SketchConfig)):
-            raise ValueError(f"config must be a single SketchConfig when {given} plans the others")
-        if peak is not None and rest is not None:
-            raise ValueError(f"rest must be None where peak is given, since the plan chooses it, got {rest!r}")
-        if optimizer is not None:
-            check_optimizer(optimizer)
-        check_arguments(
-            config, noise_every, where, noise_by_layer, checkpointed, rest, fused_loss, noise_schedule, noise_limit
+        self.settings = RunSettings(
+            config=config,
+            budget=budget,
+            peak=peak,
+            optimizer=optimizer,
+            noise_every=noise_every,
+            noise_by_layer=noise_by_layer,
+            noise_schedule=noise_schedule,
+            noise_limit=noise_limit,
+            where=where,
+            checkpointed=checkpointed,
+            rest=rest,
+            fused_loss=fused_loss,
         )
-        if planned is not None:
-            as_budget(planned, given)
-        self.config = config
-        self.budget = budget
-        self.peak = peak
-        self.optimizer = optimizer
-        self.noise_every = noise_every
-        self.noise_by_layer = noise_by_layer
-        self.noise_schedule = noise_schedule
-        self.noise_limit = noise_limit
-        self.checkpointed = checkpointed
-        self.rest = rest
-        self.fused_loss = fused_loss
-        self.where = where
         self.planned: dict[str, Any] | None = None
         self._session: Session | None = None
         self._state: TrainerState | None = None
@@ -136,18 +114,10 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Convert the model."""
         self._end()  # of an earlier run that broke off
-        if args.torch_compile and (self.noise_schedule or self.noise_limit is not None):
-            raise ValueError(
-                "noise_schedule and noise_limit cannot be used with torch_compile=True: compiled layers cannot be "
-                "monitored"
-            )
-        if self.noise_every is not None and args.torch_compile:
-            raise ValueError("noise_every must be None with torch_compile=True: compiled layers cannot be monitored")
-        if self.rest is not None and args.torch_compile:
-            warnings.warn("rest has no effect on what torch_compile=True compiles: sketches alone do", stacklevel=2)
-        if self.fused_loss and args.torch_compile:
-            raise ValueError("fused_loss must be False with torch_compile=True, which compiles the model as a whole")
-        if self.fused_loss and args.label_smoothing_factor:
+        settings = self.settings
+        if args.torch_compile:
+            _check_compiled(settings)
+        if settings.fused_loss and args.label_smoothing_factor:
             warnings.warn(
                 "fused_loss has no effect with label_smoothing_factor: the Trainer computes that loss from logits",
                 stacklevel=2,
@@ -155,32 +125,19 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         self._begin(state)
         model = unwrapped(kwargs["model"])
         autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
-        if self.budget is not None or self.peak is not None:
-            name = _PLAN if self.peak is None else _TOTAL_PLAN
-            resumed = state.stateful_callbacks.get(name) if state.global_step else None
-            self.planned = resumed or self._plan(
-                model, kwargs["train_dataloader"], kwargs.get("optimizer"), args, autocast
-            )
+        optimizers = [_inner(each) for each in [kwargs.get("optimizer")] if each is not None]
+        if settings.planned:
+            name = _PLAN if settings.peak is None else _TOTAL_PLAN
+            self.planned = state.stateful_callbacks.get(name) if state.global_step else None
+            if self.planned is None:
+                device = next(model.parameters()).device
+                batch = first_batch(kwargs["train_dataloader"], args.per_device_train_batch_size, device)
+                self.planned = plan_run(settings, model, (), dict(batch), optimizers, autocast)
             state.stateful_callbacks[name] = self.planned  # which every checkpoint keeps
-        self._session = Session(
-            model,
-            self.noise_every,
-            noise_by_layer=self.noise_by_layer,
-            noise_schedule=self.noise_schedule,
-            noise_limit=self.noise_limit,
-        )
-        self._session.begin(
-            self._configs(),
-            self.where,
-            state.global_step,
-            checkpointed=self.checkpointed,
-            rest=self.rest,
-            fused_loss=self.fused_loss,
-            autocast=autocast,
-        )
-        if (optimizer := kwargs.get("optimizer")) is not None:
-            inner = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
-            self._session.follow([inner], state.stateful_callbacks.get(_CONTROL) if state.global_step else None)
+        configs = configs_of(settings, self.planned)
+        self._session = settings.session(model, configs, step=state.global_step, autocast=autocast)
+        if optimizers:
+            self._session.follow(optimizers, state.stateful_callbacks.get(_CONTROL) if state.global_step else None)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -255,62 +212,25 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
         if session is not None:
             session.end()
 
-    def _configs(self) -> Configs | None:
-        if self.planned is None:
-            return self.config
-        if self.peak is not None:
-            return TotalPlan.from_json(self.planned)
-        return PlannedConfigs(
-            {name: None if fields is None else SketchConfig(**fields) for name, fields in self.planned.items()}
+
+def _check_compiled(settings: RunSettings) -> None:
+    """Refuse what cannot be done with ``torch_compile=True``, and warn of what does nothing there."""
+    if settings.controlled:
+        raise ValueError(
+            "noise_schedule and noise_limit cannot be used with torch_compile=True: compiled layers cannot be monitored"
         )
-
-    def _plan(
-        self,
-        model: nn.Module,
-        dataloader: Any,
-        optimizer: Any,
-        args: TrainingArguments,
-        autocast: torch.dtype | None,
-    ) -> dict[str, Any]:
-        device = next(model.parameters()).device
-        batch = _first_batch(dataloader, args.per_device_train_batch_size, device)
-        config = self.config if isinstance(self.config, SketchConfig) else None
-        if self.peak is None:
-            assert self.budget is not None
-            planned = plan(model, budget=self.budget, config=config, where=self.where, **batch)
-            return {name: None if chosen is None else asdict(chosen) for name, chosen in planned.items()}
-        counted = self.optimizer or _name_of(optimizer)
-        with torch.autocast(device.type, autocast, enabled=autocast is not None):
-            total: TotalPlan = plan(model, peak=self.peak, optimizer=counted, config=config, where=self.where, **batch)
-        return total.to_json()
+    if settings.noise_every is not None:
+        raise ValueError("noise_every must be None with torch_compile=True: compiled layers cannot be monitored")
+    if settings.rest is not None:
+        warnings.warn("rest has no effect on what torch_compile=True compiles: sketches alone do", stacklevel=3)
+    if settings.fused_loss:
+        raise ValueError("fused_loss must be False with torch_compile=True, which compiles the model as a whole")
 
 
-def _name_of(optimizer: Any) -> str:
-    """Return the name under which ``plan`` knows the optimiser of a Trainer."""
-    inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-    if isinstance(inner, (torch.optim.AdamW, torch.optim.Adam)):
-        return "adamw"
-    if isinstance(inner, torch.optim.SGD) and not any(group["momentum"] for group in inner.param_groups):
-        return "sgd"
-    if "bitsandbytes" in sys.modules:
-        from bitsandbytes.optim import AdamW8bit
-
-        if isinstance(inner, AdamW8bit):
-            return "adamw8bit"
-    known = ", ".join(OPTIMIZERS)
-    raise ValueError(
-        f"optimizer must be given where peak is, one of {known}: the states of {type(inner).__name__} are not known"
-    )
-
-
-def _first_batch(dataloader: Any, size: int, device: torch.device) -> dict[str, Any]:
-    """Return the first ``size`` samples as a batch, without a step of the sampler or of a random generator."""
-    dataset = dataloader.dataset
-    if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__"):  # which need not end by itself
-        dataset = map(dataset.__getitem__, range(len(dataset)))
-    with torch.random.fork_rng(devices=[]):
-        batch = dataloader.collate_fn(list(itertools.islice(dataset, size)))
-    return dict(tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), dict(batch)))
+def _inner(optimizer: Any) -> Optimizer:
+    """Return the optimizer of torch inside accelerate's wrapper."""
+    inner: Optimizer = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
+    return inner
 
 
 _in_training: WeakSet[SketchCallback] = WeakSet()  # from the beginning of a run to its end, if it has one

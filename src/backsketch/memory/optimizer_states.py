@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from math import prod
 
 import torch
+from torch import Tensor
 
 _STEP = 4  # bytes of the number of steps that fused AdamW keeps beside each parameter
 
 
+@dataclass(frozen=True, slots=True)
+class OptimizerStates:
+    """An optimiser's name, what it keeps in words, and its bytes for one parameter: (number of values, dtype)."""
+
+    name: str
+    words: str
+    size: Callable[[int, torch.dtype], int]
+
+
 def states_of(optimizer: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
     """Return the bytes of an optimiser's states for one parameter."""
-    return OPTIMIZERS[optimizer](prod(shape), dtype)
+    return OPTIMIZERS[optimizer].size(prod(shape), dtype)
+
+
+def states_of_all(optimizer: str, parameters: Iterable[Tensor]) -> int:
+    """Return the bytes of an optimiser's states for those of the parameters that train."""
+    return sum(states_of(optimizer, tuple(each.shape), each.dtype) for each in parameters if each.requires_grad)
 
 
 def check_optimizer(optimizer: object) -> str:
@@ -37,4 +53,12 @@ def _sgd(count: int, dtype: torch.dtype) -> int:
     return 0
 
 
-OPTIMIZERS: dict[str, Callable[[int, torch.dtype], int]] = {"adamw": _adamw, "adamw8bit": _adamw8bit, "sgd": _sgd}
+OPTIMIZERS = {
+    "adamw": OptimizerStates("AdamW", "two states as large as the parameters", _adamw),
+    "adamw8bit": OptimizerStates(
+        "8-bit AdamW",
+        "two states of one byte a parameter, and one fp32 scale for each 256 of them; of fp32 below 4,096 values",
+        _adamw8bit,
+    ),
+    "sgd": OptimizerStates("SGD", "no states, without momentum", _sgd),
+}

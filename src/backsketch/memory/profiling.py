@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..convert.conversion import (
     Configs,
     chosen_configs,
     decisions_for,
     left_exact_because,
+    no_layer,
     sketch_,
     unsketch_,
 )
@@ -23,18 +24,16 @@ from ..convert.layer_classes import sketched_type
 from ..convert.left_exact import FROZEN, FUSED_LOSS
 from ..losses.fused_models import is_deferring_head
 from ..masks.attention_mask import follow_attention_mask
-from ..rest.packing_modules import check_rest, rest_of
+from ..rest.packing_modules import check_rest, present_rests, rest_of, switch_on_again
 from ..rest.rest_config import Rest
-from ..rest.saving import observe_saving
-from ..tensor_storages import model_tensors, sizes
 from .claims import Chosen
-from .family_profile import FamilyProfile, FamilyRecorder
+from .family_profile import FamilyProfile
 from .ledger import Ledger
 from .meta_device import meta_step
 from .peak import peak_memory
 from .profile_result import LayerProfile, Profile
 from .recording import record_ledger
-from .saved import saved_memory
+from .step_measure import measure_forward
 from .training_step import Loss, forward_to_loss, on_meta, to_device_of
 from .untouched_model import untouched
 
@@ -61,6 +60,7 @@ def profile(
         rest: as ``sketch_`` takes it. By default what is on.
     """
     packing = check_rest(rest) or rest_of(model)
+    rests = {} if rest is not None else present_rests(model)
     args, kwargs = to_device_of(model, (args, kwargs))
     forward = partial(forward_to_loss, model, args, kwargs, loss)
     present = present_configs(model) if config is None else {}
@@ -80,9 +80,10 @@ def profile(
         with untouched(model, (args, kwargs)), around():
             unsketch_(model)
             if converted and (by_name or packing):
-                sketch_(model, by_name or None, None if by_name else _none, rest=packing)
+                sketch_(model, by_name or None, None if by_name else no_layer, rest=packing)
+                switch_on_again(model, rests)
             if converted and packing is not None:
-                kept_after, families = _measured(model, forward)
+                kept_after, families = measure_forward(model, forward)[1:]
             with peak_memory(model) as peak:
                 forward().backward()  # type: ignore[no-untyped-call]
             peaks.append(peak.peak)
@@ -98,20 +99,6 @@ def profile(
         rest=packing,
         families=families,
     )
-
-
-def _measured(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[int, tuple[FamilyProfile, ...]]:
-    """Run the converted model forward, and return the bytes that it keeps, and by whom."""
-    recorder = FamilyRecorder(frozenset(sizes(model_tensors(model))))
-    with saved_memory(model) as saved, observe_saving(recorder):
-        loss = forward()
-    kept = saved.activations
-    del loss
-    return kept, recorder.families()
-
-
-def _none(name: str, module: nn.Module) -> bool:
-    return False
 
 
 def _layers(model: nn.Module, ledger: Ledger, chosen: Chosen, reasons: Mapping[str, str]) -> Iterator[LayerProfile]:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..convert.conversion import unsketch_
 from ..rest.saving import observe_saving
@@ -33,12 +33,17 @@ class StepMeasure:
 def measure_step(model: nn.Module, batch: Mapping[str, Any], convert: Callable[[nn.Module], object]) -> StepMeasure:
     """Convert ``model``, run one step of forward and backward, and leave the model exactly as it was."""
     inputs = to_device_of(model, dict(batch))
-    recorder = FamilyRecorder(frozenset(sizes(model_tensors(model))))
     with untouched(model, inputs), meta_step() if on_meta(model) else nullcontext():
         convert(unsketch_(model))
         with peak_memory(model) as peak:
-            with saved_memory(model) as saved, observe_saving(recorder):
-                loss = forward_to_loss(model, (), inputs, None)
-            kept = saved.activations
+            loss, kept, families = measure_forward(model, lambda: forward_to_loss(model, (), inputs, None))
             loss.backward()  # type: ignore[no-untyped-call]
-    return StepMeasure(kept, peak.peak, recorder.families())
+    return StepMeasure(kept, peak.peak, families)
+
+
+def measure_forward(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, int, tuple[FamilyProfile, ...]]:
+    """Run ``model`` forward, and return the loss, the bytes that are kept for backward, and by which families."""
+    recorder = FamilyRecorder(frozenset(sizes(model_tensors(model))))
+    with saved_memory(model) as saved, observe_saving(recorder):
+        loss = forward()
+    return loss, saved.activations, recorder.families()

@@ -73,7 +73,7 @@ class Plan(Mapping[str, SketchConfig | None]):
     def __len__(self) -> int:
         return len(self.configs)
 
-    def layer_table(self, notes: tuple[str, ...] = ()) -> Table:
+    def layer_table(self, heads: tuple[str, ...] = ()) -> Table:
         """Return a row for each set of layers that share an input: its bytes today and planned, noise and config."""
         titles = ("layers", "today", "planned", "noise", "config")
         rows = tuple(
@@ -86,12 +86,13 @@ class Plan(Mapping[str, SketchConfig | None]):
             )
             for part in self.parts
         )
-        return Table(titles, rows, notes, numeric=frozenset({1, 2, 3}))
+        return Table(titles, rows, numeric=frozenset({1, 2, 3}), heads=heads)
 
     def __str__(self) -> str:
-        notes = (
-            f"linear inputs: {change(self.bytes_before, self.bytes_after)}, budget {readable(self.budget)}",
+        linear = change(self.bytes_before, self.bytes_after)
+        heads = (
+            f"linear inputs: {linear}, within the budget of {readable(self.budget)}",
             f"all kept for backward: {change(self.kept_before, self.kept_after)}",
             f"expected noise of the weight gradients: {self.noise:.3g}",
         )
-        return str(self.layer_table(notes))
+        return str(self.layer_table(heads))

@@ -63,6 +63,14 @@ class Choice:
 
 
 @dataclass(frozen=True, eq=False)
+class Found:
+    """A choice and its measured total."""
+
+    choice: Choice
+    total: float
+
+
+@dataclass(frozen=True, eq=False)
 class StepChoices:
     """What may be chosen outside of checkpointed blocks.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ..memory.optimizer_states import states_of
+from ..memory.optimizer_states import states_of_all
 from ..memory.peak import peak_memory
 from ..memory.saved import saved_memory
 from ..memory.training_step import backward, forward_to_loss
@@ -58,13 +58,10 @@ class StepMeter:
     @property
     def states(self) -> int:
         """Return the bytes of the optimiser's states."""
-        if self.optimizer is None:
-            return 0
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        return sum(states_of(self.optimizer, tuple(each.shape), each.dtype) for each in trained)
+        return 0 if self.optimizer is None else states_of_all(self.optimizer, self.model.parameters())
 
     def _once(self, total: str, setting: ModelSetting, measured: Callable[[], float]) -> float:
-        key = total, tuple(setting.configs.items()), setting.rest, setting.blocks
+        key = total, tuple(setting.configs.items()), setting.rest, setting.blocks, tuple(setting.module_rests.items())
         if key not in self._known:
             try:
                 with untouched(self.model, (self.args, self.kwargs)):

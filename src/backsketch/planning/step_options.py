@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -22,6 +22,7 @@ from ..memory.meta_device import meta_step
 from ..memory.recording import record_ledger
 from ..memory.training_step import forward_to_loss, to_device_of
 from ..memory.untouched_model import untouched
+from ..rest.packing_modules import can_pack
 from ..rest.rest_config import RestConfig
 from ..torch_private import SHOWS_WHAT_IS_SAVED
 from .family_noise import BITS, PRECISE, family_noise, with_bits
@@ -58,6 +59,12 @@ class StepOptions:
         """
         modules = dict(self.meter.model.named_modules())
         return tuple(name for name in blocks_of(self.meter.model) if why_not_changeable(modules[name]) is None)
+
+    def modules_outside(self, blocks: Collection[str]) -> list[str]:
+        """Name the modules that can keep everything else in bits of their own, outside of ``blocks``."""
+        inside = tuple(f"{name}." for name in blocks)
+        named = self.meter.model.named_modules()
+        return [name for name, module in named if name and can_pack(module) and not f"{name}.".startswith(inside)]
 
     @cached_property
     def ledger(self) -> Ledger:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ..config import SketchConfig
-from ..rest.rest_config import RestConfig
+from ..rest.rest_config import FAMILIES, RestConfig
 from ..table import change, readable, together
 from .plan_result import Plan, PlannedLayers
 
@@ -31,7 +32,8 @@ class TotalPlan(Plan):
     Attributes:
         total: what has a limit, "kept" or "peak"; limit: its bytes.
         before, after: the total of the exact model, None if that does not fit into memory, and under the plan.
-        rest: in how many bits everything else is kept; blocks: those that are checkpointed, of ``all_blocks``.
+        rest: in how many bits everything else is kept; module_rests: the same for modules that have other bits.
+        blocks: those that are checkpointed, of ``all_blocks``.
         family_noise: the noise of each family of ``rest``; gradient: the squared norm of the gradient of the batch.
         cheaper, dearer: the plans for about a tenth less and more memory, if there are any.
     """
@@ -43,6 +45,7 @@ class TotalPlan(Plan):
     rest: RestConfig | None
     blocks: tuple[str, ...]
     all_blocks: int
+    module_rests: Mapping[str, RestConfig]
     family_noise: Mapping[str, float]
     gradient: float
     cheaper: NearbyPlan | None
@@ -52,6 +55,20 @@ class TotalPlan(Plan):
     def noise(self) -> float:
         """Return D² under the plan: the expected squared error of all gradients together."""
         return super().noise + sum(self.family_noise.values())
+
+    def inside(self, part: str) -> TotalPlan:
+        """Return the plan with names as a part of the model has them, which holds all that is named."""
+
+        def own(name: str) -> str:
+            return name.removeprefix(f"{part}.")
+
+        return replace(
+            self,
+            configs={own(name): config for name, config in self.configs.items()},
+            parts=tuple(replace(each, layers=tuple(map(own, each.layers))) for each in self.parts),
+            blocks=tuple(map(own, self.blocks)),
+            module_rests={own(name): rest for name, rest in self.module_rests.items()},
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as dicts, lists, strings and numbers; ``from_json`` reads them."""
@@ -67,6 +84,7 @@ class TotalPlan(Plan):
             for part in read["parts"]
         )
         read["rest"] = _rest(read["rest"])
+        read["module_rests"] = {name: RestConfig(**each) for name, each in read["module_rests"].items()}
         read["blocks"] = tuple(read["blocks"])
         for name in ("cheaper", "dearer"):
             if (other := read[name]) is not None:
@@ -78,12 +96,15 @@ class TotalPlan(Plan):
 
     def _totals(self) -> Iterator[str]:
         before = f"does not fit -> {readable(self.after)}" if self.before is None else change(self.before, self.after)
-        yield f"{_NAMES[self.total]}: {before}, limit {readable(self.limit)}"
+        free = 1 - self.after / self.limit
+        yield f"{_NAMES[self.total]}: {before}, within the limit of {readable(self.limit)} ({free:.1%} of it free)"
         if self.total != "kept":
             yield f"all kept for backward: {change(self.kept_before, self.kept_after)}"
         yield f"expected noise of the gradient: {self._in_words(self.noise)}"
         if self.rest is not None:
             yield f"everything else that backward keeps: {self.rest.in_words()}"
+            for name, rest in self.module_rests.items():
+                yield f"  but in {name}: {_difference(rest, self.rest)}"
         if self.blocks:
             yield f"checkpointed, so run twice: {len(self.blocks)} of {self.all_blocks} blocks: {together(self.blocks)}"
 
@@ -101,7 +122,16 @@ class TotalPlan(Plan):
             yield f"with {name} memory: {readable(plan.total)}, noise {self._in_words(plan.noise)}{blocks}{rest}"
 
     def _in_words(self, noise: float) -> str:
-        return f"{noise:.3g}" + (f", {noise / self.gradient:.2g} of its square" if self.gradient else "")
+        if not noise:
+            return "none"
+        share = 100 * math.sqrt(noise / self.gradient) if self.gradient else None
+        return f"{noise:.3g}" + ("" if share is None else f", an error of {share:.2g}% of its length")
+
+
+def _difference(rest: RestConfig, usual: RestConfig) -> str:
+    """Name the families that have other bits than usual."""
+    bits = {name: getattr(rest, name) for name in FAMILIES if getattr(rest, name) != getattr(usual, name)}
+    return ", ".join(f"{name} as it is" if each is None else f"{name} {each} bits" for name, each in bits.items())
 
 
 def _config(written: dict[str, Any] | None) -> SketchConfig | None:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from functools import cache
 
 from ..memory.untouched_model import same_randomness
+from .filling import Filling
 from .model_setting import ModelSetting
 from .plan_result import PlanError, PlannedLayers
-from .step_choices import Choice
+from .step_choices import Choice, Found
 from .step_options import StepOptions
 from .total_plan import NearbyPlan, TotalPlan
-from .total_search import Found, LimitError, TotalSearch
+from .total_search import LimitError, TotalSearch
 
 _NEARBY = 0.1  # of the total: how far away the other plans are that a plan names
 _SHORT = 3  # settings that are measured for each of them
@@ -39,6 +40,8 @@ def plan_total(options: StepOptions, limit: int | float, asked: Sequence[str], n
     search = TotalSearch(meter, cache(options.with_blocks), len(options.blocks), cap)
     try:
         found = search.within(limit)
+        choices, modules = search.choices_of(found.choice), options.modules_outside(found.choice.setting.blocks)
+        found = Filling(choices, modules, meter, limit).filled(found)
     except LimitError as error:
         share = "" if math.isinf(before) else f", {error.least / before:.1%} of the {before:.0f} of the exact model"
         raise PlanError(f"{meter.total} must be at least {error.least} bytes{share}: got {limit} bytes") from None
@@ -77,6 +80,7 @@ def _result(
         after=int(found.total),
         rest=setting.rest,
         blocks=setting.blocks,
+        module_rests=setting.module_rests,
         all_blocks=len(options.blocks),
         family_noise=choice.families,
         gradient=options.measured_families[1] if before > limit else 0.0,

@@ -8,18 +8,10 @@ from dataclasses import dataclass
 
 from .model_setting import ModelSetting
 from .plan_result import PlanError
-from .step_choices import Choice, StepChoices
+from .step_choices import Choice, Found, StepChoices
 
 _NEAR = 0.002  # of the limit: nearer than this, a search ends
 _MOST_TRIES = 16
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """A choice and its measured total."""
-
-    choice: Choice
-    total: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +43,12 @@ class TotalSearch:
 
     def beyond(self, found: Found, limit: int, tries: int) -> Found:
         """Return the choice for a higher limit than that of ``found``, with the same blocks."""
-        setting = found.choice.setting
-        checkpoint = None if setting.rest is None else setting.rest.checkpoint
-        return self._quietest(self.choices(len(setting.blocks), checkpoint), found.choice, limit, tries)
+        return self._quietest(self.choices_of(found.choice), found.choice, limit, tries)
+
+    def choices_of(self, choice: Choice) -> StepChoices:
+        """Return what may be chosen with the same blocks checkpointed as in ``choice``."""
+        setting = choice.setting
+        return self.choices(len(setting.blocks), None if setting.rest is None else setting.rest.checkpoint)
 
     def _starts(self, limit: int) -> Iterator[tuple[StepChoices, Choice]]:
         """Yield what a search may start from: the cheapest choice within the cap, and then the cheapest of all."""

@@ -68,6 +68,21 @@ class packing:  # noqa: N801 (a context manager, used as a verb)
             self._stack.__exit__(kind, error, trace)
 
 
+class packing_apart(packing):  # noqa: N801 (a context manager, used as a verb)
+    """Packing whose config holds for the operations inside also while it is inside another one."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        step = _of_thread.step
+        if step is None or torch.compiler.is_compiling():
+            super().__enter__()
+            return
+        self._stack = ExitStack()
+        self._stack.callback(setattr, step, "config", step.config)
+        step.config = self._config
+
+
 class _Operations(TorchFunctionMode):
     """Tells operations apart: each runs by its rule, so that ``step`` knows which one is saving."""
 

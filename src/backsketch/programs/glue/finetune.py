@@ -23,8 +23,7 @@ from transformers import (
     set_seed,
 )
 
-from ...config import SketchConfig
-from ...convert.conversion import Configs
+from ...integrations.run_plan import configs_of
 from ...integrations.transformers import SketchCallback
 from ...masks.attention_mask import ignore_attention_mask
 from ..result_files import finite, write_json, write_record
@@ -247,16 +246,9 @@ class _Run:
     def _memory(self, sketch: SketchCallback | None) -> dict[str, Any]:
         """Measure a step on the longest examples: the batch at which a run peaks."""
         batch = largest_batch(self._encoded(self.train), self.tokenizer, self.settings.the_recipe.batch_size)
-        configs = None if sketch is None else _configs(sketch)
+        configs = None if sketch is None else configs_of(sketch.settings, sketch.planned)
         where = lambda name, module: not self.settings.excluded(name)  # noqa: E731
         return step_memory(self.model, batch, configs, where, self.settings.rest)
-
-
-def _configs(sketch: SketchCallback) -> Configs | None:
-    """Return the configs that the layers were trained with."""
-    if sketch.planned is None:
-        return sketch.config
-    return {name: None if each is None else SketchConfig(**each) for name, each in sketch.planned.items()}
 
 
 def _train(trainer: Trainer, steps: int, checkpoint: Path | None) -> None:
