@@ -1,5 +1,8 @@
 """What operations keep inside ``packing``: the same outputs, fewer bytes, and the gradient that its family promises."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +12,9 @@ from backsketch import RestConfig, saved_memory
 from backsketch.rest.operations import OPERATIONS, register_operation
 from backsketch.rest.packing_mode import packing
 from backsketch.rest.rules import FewBits
+from backsketch.rest.saving import observe_saving
 from backsketch.seeds import draw_seed
+from backsketch.storage.packed_tensor import PackedTensor
 
 B, H, L, D = 4, 2, 64, 32
 ROWS, FEATURES = 64, 192  # 12,288 values
@@ -180,13 +185,14 @@ def test_bytes_are_those_of_the_written_format():
     for bits in (8, 4, 3, 2):
         assert run(lambda a, b: a * b, UNBIASED["a * b"][1], RestConfig(product=bits))[2] == 2 * packed[bits]
         assert run(F.gelu, [x_of()], RestConfig(pointwise=bits))[2] == values * bits // 8
-    assert run(lambda x: F.layer_norm(x, (FEATURES,)), [x_of()], RestConfig())[2] == packed[8] + 2 * ROWS * 4
+    centred = values + ROWS * 2 * 4 + FEATURES * 2  # two groups a row, and the mean of the rows
+    assert run(lambda x: F.layer_norm(x, (FEATURES,)), [x_of()], RestConfig())[2] == centred + 2 * ROWS * 4
 
 
 def test_one_copy_serves_all_operations_that_save_a_tensor():
     values = ROWS * FEATURES
     norm = PRECISE["rms_norm, written out"]
-    assert run(*norm, RestConfig())[2] <= values + values // 128 * 4 + 3 * ROWS * 4
+    assert run(*norm, RestConfig())[2] <= values + ROWS * 2 * 4 + FEATURES * 2 + 3 * ROWS * 4
 
     def attention(q, k, v):
         out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
@@ -196,6 +202,39 @@ def test_one_copy_serves_all_operations_that_save_a_tensor():
     four, eight = own // 2 + own // 128 * 4, own + own // 128 * 4
     inputs = [x_of(B, L, H, D, seed=seed) for seed in (1, 2, 3)]
     assert run(attention, inputs, RestConfig())[2] == 2 * eight + 2 * four + B * H * L * 4 + WEIGHT.nbytes
+
+
+def heads_of(q, k, v):
+    """Return attention of four heads, whose tensors lie token by token in memory, as projections make them."""
+    q, k, v = (each.view(B, L, 4, D).transpose(1, 2) for each in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 30), (torch.float64, 30), (torch.float16, 2)])
+@pytest.mark.parametrize("name", ["attention", "layer_norm", "rms_norm, written out"])
+def test_a_vector_that_all_tokens_share_costs_no_precision(name, dtype, size):
+    """Their mean is kept apart, so the bits need not span it."""
+    function: Any = heads_of if name == "attention" else PRECISE[name][0]
+    count = 3 if name == "attention" else 1
+    features = 4 * D if name == "attention" else FEATURES
+    shared = size * x_of(features, seed=9)
+    errors = []
+    for vector in (0 * shared, shared):
+        seen: list[Any] = []
+        inputs = [(x_of(B, L, features, seed=seed) + vector).to(dtype).requires_grad_() for seed in range(count)]
+        torch.manual_seed(0)
+        note = partial(_note, seen)
+        with observe_saving(note), packing(RestConfig()):
+            out = function(*(x * 1.0 for x in inputs))
+        packed = [(tensor, kept) for tensor, kept in seen if isinstance(kept, PackedTensor)]
+        errors.append(torch.stack([(kept.unpack() - tensor).double().norm() for tensor, kept in packed]))
+        del out
+    assert (errors[0] > 0).all()
+    assert (errors[1] < 4 * errors[0]).all()  # large q and k choose one key, so the output varies more, as v does
+
+
+def _note(seen, family, tensor, kept):
+    seen.append((tensor.detach(), kept))
 
 
 def test_a_copy_is_not_shared_after_a_change_in_place():

@@ -27,7 +27,7 @@ class Norm(Rule):
         precise = None if bits is None else max(bits, PRECISE)
 
         def keep(tensor: Tensor) -> Kept | None:
-            return call.step.few_bits(tensor, precise) if is_activation(tensor) else None
+            return call.step.few_bits(tensor, precise, centred=True) if is_activation(tensor) else None
 
         return call.keeping("norm", keep)
 
@@ -131,7 +131,7 @@ class Power(Rule):
         def keep(tensor: Tensor) -> Kept | None:
             if not is_activation(tensor):
                 return None
-            return call.step.few_bits(tensor, bits, shared=bits is None or bits >= PRECISE)
+            return call.step.few_bits(tensor, bits, centred=True, shared=bits is None or bits >= PRECISE)
 
         return call.keeping("norm", keep)
 
