@@ -1,5 +1,6 @@
 """What operations keep inside ``packing``: the same outputs, fewer bytes, and the gradient that its family promises."""
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -235,6 +236,59 @@ def test_a_vector_that_all_tokens_share_costs_no_precision(name, dtype, size):
 
 def _note(seen, family, tensor, kept):
     seen.append((tensor.detach(), kept))
+
+
+def written_out(x, weight, dtype=None):
+    """Return the norm as models write it, whose result is cast where they run in half precision."""
+    normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return weight * (normed if dtype is None else normed.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_what_a_written_out_norm_multiplies_by_its_weight_is_made_again_from_its_input(dtype):
+    """It takes no bytes of its own, and the weight's gradient is as precise as the copy of the input."""
+    weight = nn.Parameter(x_of(FEATURES, seed=8).to(dtype or torch.float32))
+
+    def step(config, outer=None):
+        weight.grad = None
+        own = x_of().requires_grad_()
+        torch.manual_seed(0)
+        with outer or nullcontext(), saved_memory() as saved, nullcontext() if config is None else packing(config):
+            out = written_out(own * 1.0, weight, dtype)
+        out.float().backward(x_of(seed=3))
+        return weight.grad.double(), own.grad, saved.most_activations
+
+    exact, *_ = step(None)
+    found, own, bytes_kept = step(RestConfig())
+    assert 0 < (found - exact).square().sum() < 1e-4 * exact.square().sum()
+    assert bytes_kept <= ROWS * FEATURES + ROWS * 2 * 4 + FEATURES * 2 + 2 * ROWS * 4 + weight.nbytes
+    again, own_again, _ = step(RestConfig(), torch.autograd.graph.save_on_cpu())
+    assert torch.equal(found, again)
+    assert torch.equal(own, own_again)
+
+
+def test_a_product_is_made_again_neither_after_a_change_nor_from_a_changed_factor():
+    weight = nn.Parameter(x_of(FEATURES, seed=8))
+
+    def step(change, config):
+        weight.grad = None
+        x = x_of().requires_grad_()
+        with nullcontext() if config is None else packing(config):
+            y = x * 1.0
+            factor = torch.rsqrt(y.pow(2).mean(-1, keepdim=True))
+            normed = y * factor
+            if change == "product":
+                normed.detach().add_(3)
+            out = weight * normed
+            if change == "factor":
+                factor.detach().add_(3)
+        out.backward(x_of(seed=3))
+        return weight.grad
+
+    exact = step("product", None)
+    assert (step("product", RestConfig()) - exact).square().sum() < 1e-2 * exact.square().sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        step("factor", RestConfig())
 
 
 def test_a_copy_is_not_shared_after_a_change_in_place():

@@ -26,6 +26,11 @@ class OffloadedMemory(PackedMemory):
         parts = tuple(pack(each) for each in memory.tensors)
         return cls(**{**vars(memory), "tensors": ()}, parts=parts, release=release)
 
+    @property
+    def offloaded(self) -> bool:
+        """Tell whether hooks around the forward pass hold it."""
+        return True
+
     def brought_back(self) -> tuple[Tensor, ...]:
         """Return the tensors that hold it."""
         return tuple(self.release(part) for part in self.parts)

@@ -142,7 +142,7 @@ def is_plain(tensor: object) -> bool:
 
 
 def _is_offloaded(kept: object) -> bool:
-    return isinstance(kept, PackedTensor) and isinstance(kept.memory, OffloadedMemory)
+    return isinstance(kept, PackedTensor) and kept.memory.offloaded
 
 
 class _Observing(threading.local):

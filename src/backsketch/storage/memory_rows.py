@@ -75,7 +75,12 @@ def in_whole_groups(rows: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def dense_view(values: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> Tensor:
-    """Lay values out, without gaps, in the order in which ``strides`` had them in memory: (values,) -> shape.
+    """Lay values out, without gaps, in the order in which ``strides`` had them in memory: (values,) -> shape."""
+    return values.as_strided(shape, dense_strides(shape, strides))
+
+
+def dense_strides(shape: torch.Size, strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides without gaps in memory, in the same order.
 
     Dimensions of size 1 have their place in the order too: kernels read from it whether channels come last.
     """
@@ -86,7 +91,7 @@ def dense_view(values: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> T
         if shape[dimension] == 1 or strides[dimension] > 0:  # others are expanded
             dense[dimension] = step
             step *= shape[dimension]
-    return values.as_strided(shape, dense)
+    return tuple(dense)
 
 
 def _in_memory_order(shape: torch.Size, strides: tuple[int, ...]) -> list[tuple[int, int, int]]:

@@ -42,6 +42,11 @@ class PackedMemory:
         tensors = (stored.codes, stored.ranges) + (() if beside is None else (beside,))
         return cls(tensors, bits, rotated, stored.features, seed, rows.dtype, centred)
 
+    @property
+    def offloaded(self) -> bool:
+        """Tell whether hooks around the forward pass hold it."""
+        return False
+
     def held_by(self, tensors: tuple[Tensor, ...]) -> PackedMemory:
         """Return the same, held by other tensors of equal values, or by none for now."""
         return PackedMemory(tensors, self.bits, self.rotated, self.features, self.seed, self.dtype, self.centred)
