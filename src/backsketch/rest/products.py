@@ -18,9 +18,8 @@ from .saving import is_plain
 class Multiplied(Rule):
     """Keep the operands of an elementwise product. One that is multiplied by itself is squared, as by ``Power``.
 
-    A norm that is written out multiplies its input x by one number a row, which gives x̂, and x̂ by a weight, whose
-    gradient adds up over all rows: rounding x̂ to 4 bits would drown that of a single weight in noise. Since the copy
-    of x is precise, whoever saves x̂ makes it again from that.
+    A norm that is written out multiplies its input x by one number a row, which gives x̂, and x̂ by a weight. Both
+    products save what they multiply. Since the copy of x is precise, whoever saves x̂ makes it again from that.
     """
 
     def __call__(self, call: Call) -> Any:
