@@ -1,5 +1,9 @@
 """What operations keep inside ``packing``: the same outputs, fewer bytes, and the gradient that its family promises."""
 
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +13,9 @@ from backsketch import RestConfig, saved_memory
 from backsketch.rest.operations import OPERATIONS, register_operation
 from backsketch.rest.packing_mode import packing, packing_apart
 from backsketch.rest.rules import FewBits
+from backsketch.rest.saving import observe_saving
 from backsketch.seeds import draw_seed
+from backsketch.storage.packed_tensor import PackedTensor
 
 B, H, L, D = 4, 2, 64, 32
 ROWS, FEATURES = 64, 192  # 12,288 values
@@ -180,13 +186,14 @@ def test_bytes_are_those_of_the_written_format():
     for bits in (8, 4, 3, 2):
         assert run(lambda a, b: a * b, UNBIASED["a * b"][1], RestConfig(product=bits))[2] == 2 * packed[bits]
         assert run(F.gelu, [x_of()], RestConfig(pointwise=bits))[2] == values * bits // 8
-    assert run(lambda x: F.layer_norm(x, (FEATURES,)), [x_of()], RestConfig())[2] == packed[8] + 2 * ROWS * 4
+    centred = values + ROWS * 2 * 4 + FEATURES * 2  # two groups a row, and the mean of the rows
+    assert run(lambda x: F.layer_norm(x, (FEATURES,)), [x_of()], RestConfig())[2] == centred + 2 * ROWS * 4
 
 
 def test_one_copy_serves_all_operations_that_save_a_tensor():
     values = ROWS * FEATURES
     norm = PRECISE["rms_norm, written out"]
-    assert run(*norm, RestConfig())[2] <= values + values // 128 * 4 + 3 * ROWS * 4
+    assert run(*norm, RestConfig())[2] <= values + ROWS * 2 * 4 + FEATURES * 2 + 3 * ROWS * 4
 
     def attention(q, k, v):
         out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
@@ -196,6 +203,91 @@ def test_one_copy_serves_all_operations_that_save_a_tensor():
     four, eight = own // 2 + own // 128 * 4, own + own // 128 * 4
     inputs = [x_of(B, L, H, D, seed=seed) for seed in (1, 2, 3)]
     assert run(attention, inputs, RestConfig())[2] == 2 * eight + 2 * four + B * H * L * 4 + WEIGHT.nbytes
+
+
+def heads_of(q, k, v):
+    """Return attention of four heads, whose tensors lie token by token in memory, as projections make them."""
+    q, k, v = (each.view(B, L, 4, D).transpose(1, 2) for each in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 30), (torch.float64, 30), (torch.float16, 2)])
+@pytest.mark.parametrize("name", ["attention", "layer_norm", "rms_norm, written out"])
+def test_a_vector_that_all_tokens_share_costs_no_precision(name, dtype, size):
+    """Their mean is kept apart, so the bits need not span it."""
+    function: Any = heads_of if name == "attention" else PRECISE[name][0]
+    count = 3 if name == "attention" else 1
+    features = 4 * D if name == "attention" else FEATURES
+    shared = size * x_of(features, seed=9)
+    errors = []
+    for vector in (0 * shared, shared):
+        seen: list[Any] = []
+        inputs = [(x_of(B, L, features, seed=seed) + vector).to(dtype).requires_grad_() for seed in range(count)]
+        torch.manual_seed(0)
+        note = partial(_note, seen)
+        with observe_saving(note), packing(RestConfig()):
+            out = function(*(x * 1.0 for x in inputs))
+        packed = [(tensor, kept) for tensor, kept in seen if isinstance(kept, PackedTensor)]
+        errors.append(torch.stack([(kept.unpack() - tensor).double().norm() for tensor, kept in packed]))
+        del out
+    assert (errors[0] > 0).all()
+    assert (errors[1] < 4 * errors[0]).all()  # large q and k choose one key, so the output varies more, as v does
+
+
+def _note(seen, family, tensor, kept):
+    seen.append((tensor.detach(), kept))
+
+
+def written_out(x, weight, dtype=None):
+    """Return the norm as models write it, whose result is cast where they run in half precision."""
+    normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return weight * (normed if dtype is None else normed.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_what_a_written_out_norm_multiplies_by_its_weight_is_made_again_from_its_input(dtype):
+    """It takes no bytes of its own, and the weight's gradient is as precise as the copy of the input."""
+    weight = nn.Parameter(x_of(FEATURES, seed=8).to(dtype or torch.float32))
+
+    def step(config, outer=None):
+        own = x_of().requires_grad_()
+        torch.manual_seed(0)
+        with outer or nullcontext(), saved_memory() as saved, nullcontext() if config is None else packing(config):
+            out = written_out(own * 1.0, weight, dtype)
+        grads = torch.autograd.grad(out.float(), (weight, own), x_of(seed=3))
+        return grads[0].double(), grads[1], saved.most_activations
+
+    exact, *_ = step(None)
+    found, own, bytes_kept = step(RestConfig())
+    assert 0 < (found - exact).square().sum() < 1e-4 * exact.square().sum()
+    assert bytes_kept <= ROWS * FEATURES + ROWS * 2 * 4 + FEATURES * 2 + 2 * ROWS * 4 + weight.nbytes
+    again, own_again, _ = step(RestConfig(), torch.autograd.graph.save_on_cpu())
+    assert torch.equal(found, again)
+    assert torch.equal(own, own_again)
+
+
+def test_a_product_is_made_again_neither_after_a_change_nor_from_a_changed_factor():
+    weight = nn.Parameter(x_of(FEATURES, seed=8))
+
+    def step(change, config):
+        weight.grad = None
+        x = x_of().requires_grad_()
+        with nullcontext() if config is None else packing(config):
+            y = x * 1.0
+            factor = torch.rsqrt(y.pow(2).mean(-1, keepdim=True))
+            normed = y * factor
+            if change == "product":
+                normed.detach().add_(3)
+            out = weight * normed
+            if change == "factor":
+                factor.detach().add_(3)
+        out.backward(x_of(seed=3))
+        return weight.grad
+
+    exact = step("product", None)
+    assert (step("product", RestConfig()) - exact).square().sum() < 1e-2 * exact.square().sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        step("factor", RestConfig())
 
 
 def test_a_copy_is_not_shared_after_a_change_in_place():

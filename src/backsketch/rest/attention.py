@@ -29,17 +29,21 @@ class Attention(Rule):
         out_shape = (*query.shape[:-1], value.shape[-1])
         step, config = call.step, call.step.config
 
+        def contracted(tensor: Tensor, bits: int | None) -> Kept | None:
+            """Keep what is contracted along its rows, most of which is often one vector that all tokens share."""
+            return step.few_bits(tensor, bits, rotated=True, centred=True)
+
         def keep(tensor: Tensor) -> Kept | None:
             if is_weight(tensor) or _comes_from(tensor, mask):
                 return None  # a mask that is given may hold numbers near minus infinity, beside which others vanish
-            if same_memory(tensor, query) or same_memory(tensor, key):  # contracted with each other: rotated
-                return step.few_bits(tensor, config.attention, rotated=True)
+            if same_memory(tensor, query) or same_memory(tensor, key):
+                return contracted(tensor, config.attention)
             if same_memory(tensor, value):
-                return step.few_bits(tensor, config.product)
+                return contracted(tensor, config.product)
             if not tensor.requires_grad:
                 return kept_mask(tensor, p) if is_mask(tensor, p) else None
             if _fused_output(tensor):
-                return step.few_bits(tensor, config.product) if tuple(tensor.shape) == out_shape else None
+                return contracted(tensor, config.product) if tuple(tensor.shape) == out_shape else None
             return step.few_bits(tensor, config.attention)
 
         return call.keeping("attention", keep)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .first_derivatives import first_derivative_only
-from .rules import PRECISE, Call, FewBits, Rule, is_activation
+from .rules import PRECISE, Call, Rule, is_activation
 from .saving import Kept, SavingStep
 
 
@@ -27,7 +27,7 @@ class Norm(Rule):
         precise = None if bits is None else max(bits, PRECISE)
 
         def keep(tensor: Tensor) -> Kept | None:
-            return call.step.few_bits(tensor, precise) if is_activation(tensor) else None
+            return call.step.few_bits(tensor, precise, centred=True) if is_activation(tensor) else None
 
         return call.keeping("norm", keep)
 
@@ -131,16 +131,6 @@ class Power(Rule):
         def keep(tensor: Tensor) -> Kept | None:
             if not is_activation(tensor):
                 return None
-            return call.step.few_bits(tensor, bits, shared=bits is None or bits >= PRECISE)
+            return call.step.few_bits(tensor, bits, centred=True, shared=bits is None or bits >= PRECISE)
 
         return call.keeping("norm", keep)
-
-
-@dataclass(frozen=True, slots=True)
-class Multiplied(Rule):
-    """Keep the operands of an elementwise product. One that is multiplied by itself is squared, as by ``Power``."""
-
-    def __call__(self, call: Call) -> Any:
-        if call.argument(0, "input") is call.argument(1, "other"):
-            return Power.keeping(call, 2)
-        return FewBits("product", elementwise=True)(call)

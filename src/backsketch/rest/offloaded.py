@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -16,15 +16,20 @@ from ..torch_private import Hooks
 class OffloadedMemory(PackedMemory):
     """Packed memory that outer hooks keep: once for all operations that share it."""
 
-    parts: tuple[Any, ...]
-    release: Callable[[Any], Tensor]
+    parts: tuple[Any, ...] = field(kw_only=True)
+    release: Callable[[Any], Tensor] = field(kw_only=True)
 
     @classmethod
     def of_packed(cls, memory: PackedMemory, outer: Hooks) -> OffloadedMemory:
         """Hand the tensors of packed memory on."""
         pack, release = outer
         parts = tuple(pack(each) for each in memory.tensors)
-        return cls((), memory.bits, memory.rotated, memory.features, memory.seed, memory.dtype, parts, release)
+        return cls(**{**vars(memory), "tensors": ()}, parts=parts, release=release)
+
+    @property
+    def offloaded(self) -> bool:
+        """Tell whether hooks around the forward pass hold it."""
+        return True
 
     def brought_back(self) -> tuple[Tensor, ...]:
         """Return the tensors that hold it."""

@@ -19,10 +19,11 @@ from . import comparisons
 from .attention import Attention, MultiHeadAttention
 from .comparisons import Compared
 from .dropout import Dropout
-from .norms import Multiplied, Norm, NormOverLast, Power
+from .norms import Norm, NormOverLast, Power
 from .pointwise import Pointwise
 from .pooling import Pooling
 from .probabilities import CrossEntropy, LogSoftmax
+from .products import Cast, Multiplied
 from .rules import FewBits, InputOfWeight, Masks, Rule
 from .shapes import ShapeAlone
 
@@ -107,6 +108,7 @@ for _name, _slope in {
     _register_pointwise(_always(_slope), _name)
 
 _register(Multiplied(), "mul", "multiply")
+_register(Cast(), "to", "type_as", "float", "half", "bfloat16", "double")
 _register(FewBits("product", elementwise=True), "addcmul", "exp")
 _register(FewBits("product"), "matmul", "mm", "bmm", "mv", "baddbmm", "einsum", "tensordot", "inner", "outer")
 _register(FewBits("product"), "bilinear")

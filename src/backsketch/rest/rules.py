@@ -92,7 +92,7 @@ class FewBits(Rule):
         def keep(tensor: Tensor) -> Kept | None:
             if tensor.dtype == torch.bool:
                 return PackedFlags.of_mask(tensor)
-            if not is_activation(tensor) or tensor.numel() * _BROADCAST <= largest:
+            if not is_activation(tensor) or is_broadcast(tensor, largest):
                 return None
             shared = not _twice_on_a_path(tensor, bits, call)
             return call.step.few_bits(tensor, bits, rotated=self.rotated, shared=shared)
@@ -158,3 +158,8 @@ class Masks(Rule):
 def is_activation(tensor: Tensor) -> bool:
     """Tell whether a tensor is floating-point, depends on something that trains, and is no weight."""
     return tensor.requires_grad and tensor.is_floating_point() and not is_weight(tensor)
+
+
+def is_broadcast(tensor: Tensor, largest: int) -> bool:
+    """Tell whether an operand is broadcast to a much larger one of so many values."""
+    return tensor.numel() * _BROADCAST <= largest

@@ -91,8 +91,19 @@ class SavingStep:
         """Return the tensor that was saved, or what few bits tell of it."""
         return kept.unpack()
 
-    def few_bits(self, tensor: Tensor, bits: int | None, *, rotated: bool = False, shared: bool = True) -> Kept | None:
-        """Keep a tensor in few bits, or return None where ``bits`` is None; one copy serves all that share it."""
+    def few_bits(
+        self,
+        tensor: Tensor,
+        bits: int | None,
+        *,
+        rotated: bool = False,
+        centred: bool = False,
+        shared: bool = True,
+    ) -> Kept | None:
+        """Keep a tensor in few bits, or return None where ``bits`` is None; one copy serves all that share it.
+
+        ``centred`` keeps the mean of its rows apart, where there are enough of them.
+        """
         if bits is None or bits >= 8 * tensor.itemsize:
             return None
         if shared and (copy := packed_copy(tensor, bits)) is not None:
@@ -101,7 +112,9 @@ class SavingStep:
             return None  # windows that overlap, of less memory than a copy of them
         plain = tensor.detach().resolve_neg()
         dense, rows = rows_in_memory(plain)
-        memory = PackedMemory.of(rows.view(dense), bits, rotated, self.seed(tensor.device))
+        columns = rows.by_column(dense) if centred else None
+        packed_rows = (columns or rows).view(dense)
+        memory = PackedMemory.of(packed_rows, bits, rotated, self.seed(tensor.device), centred=columns is not None)
         if shared and dense.untyped_storage() is tensor.untyped_storage() and not tensor.is_inference():
             if self.outer is not None:
                 memory = OffloadedMemory.of_packed(memory, self.outer)
@@ -129,7 +142,7 @@ def is_plain(tensor: object) -> bool:
 
 
 def _is_offloaded(kept: object) -> bool:
-    return isinstance(kept, PackedTensor) and isinstance(kept.memory, OffloadedMemory)
+    return isinstance(kept, PackedTensor) and kept.memory.offloaded
 
 
 class _Observing(threading.local):

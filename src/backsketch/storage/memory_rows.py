@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from .groups import GROUP
 
+_LEAST_FOR_MEAN = 64  # rows, beside whose codes in 8 bits a mean takes at most 3%
 _LEAST_ROW = 32  # values next to each other in memory; shorter rows would have more ranges than codes
 
 
@@ -40,6 +42,24 @@ class MemoryRows:
             return None
         return cls(rows, features, row_stride)
 
+    def by_column(self, tensor: Tensor) -> MemoryRows | None:
+        """Return the same memory with one row for each index of the dimension before the last, and all before it.
+
+        In it, features that belong together are columns: those of one hidden state, or of all heads of a token. None if
+        there are too few rows for a mean of them, or if rows would be shorter than a group or have gaps between them.
+        """
+        if tensor.dim() < 2:
+            return None
+        moving = _in_memory_order(tensor.shape, tensor.stride())
+        place = next((place for place, (dimension, *_) in enumerate(moving) if dimension == tensor.dim() - 2), None)
+        if place is None:
+            return None
+        features = math.prod(size for _, _, size in moving[place + 1 :])
+        rows = self.rows * self.features // features
+        if rows < _LEAST_FOR_MEAN or features < GROUP or (self.rows > 1 and features != self.features):
+            return None
+        return MemoryRows(rows, features, features if self.rows == 1 else self.row_stride)
+
     def view(self, tensor: Tensor) -> Tensor:
         """Return the rows of the tensor they were made of, as a view: (rows, features)."""
         return tensor.as_strided((self.rows, self.features), (self.row_stride, 1))
@@ -55,7 +75,12 @@ def in_whole_groups(rows: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def dense_view(values: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> Tensor:
-    """Lay values out, without gaps, in the order in which ``strides`` had them in memory: (values,) -> shape.
+    """Lay values out, without gaps, in the order in which ``strides`` had them in memory: (values,) -> shape."""
+    return values.as_strided(shape, dense_strides(shape, strides))
+
+
+def dense_strides(shape: torch.Size, strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides without gaps in memory, in the same order.
 
     Dimensions of size 1 have their place in the order too: kernels read from it whether channels come last.
     """
@@ -66,7 +91,7 @@ def dense_view(values: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> T
         if shape[dimension] == 1 or strides[dimension] > 0:  # others are expanded
             dense[dimension] = step
             step *= shape[dimension]
-    return values.as_strided(shape, dense)
+    return tuple(dense)
 
 
 def _in_memory_order(shape: torch.Size, strides: tuple[int, ...]) -> list[tuple[int, int, int]]:

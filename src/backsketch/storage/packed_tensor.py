@@ -13,10 +13,15 @@ from .memory_rows import MemoryRows, dense_view, in_whole_groups
 from .packing import read, write
 from .stored_rows import StoredRows
 
+_MEAN_OF = 512  # rows, roughly
+
 
 @dataclass(frozen=True, eq=False)  # without slots, for weak references
 class PackedMemory:
-    """Rows of memory in few bits: codes, ranges, and values beyond the last whole group of one row as they are."""
+    """Rows of memory in few bits: codes and ranges, and beside them few values in full.
+
+    These are the ``centred`` rows' mean, or else what is beyond the last whole group of a single row.
+    """
 
     tensors: tuple[Tensor, ...]
     bits: int
@@ -24,19 +29,27 @@ class PackedMemory:
     features: int
     seed: Seed
     dtype: torch.dtype
+    centred: bool = False
 
     @classmethod
-    def of(cls, rows: Tensor, bits: int, rotated: bool, seed: Seed) -> PackedMemory:
-        """Round rows at random and pack them: (rows, features)."""
-        whole, left_over = in_whole_groups(rows)
+    def of(cls, rows: Tensor, bits: int, rotated: bool, seed: Seed, *, centred: bool = False) -> PackedMemory:
+        """Round rows at random and pack them, if ``centred`` without their mean, which is kept: (rows, features)."""
+        mean = _mean(rows) if centred else None
+        whole, left_over = (rows, None) if centred else in_whole_groups(rows)
         stored = StoredRows.empty(rows, len(whole), whole.shape[1], bits, rotated, seed)
-        write(stored, whole)
-        tensors = (stored.codes, stored.ranges) + (() if left_over is None else (left_over.clone(),))
-        return cls(tensors, bits, rotated, stored.features, seed, rows.dtype)
+        write(stored, whole, mean=mean)
+        beside = mean if left_over is None else left_over.clone()
+        tensors = (stored.codes, stored.ranges) + (() if beside is None else (beside,))
+        return cls(tensors, bits, rotated, stored.features, seed, rows.dtype, centred)
+
+    @property
+    def offloaded(self) -> bool:
+        """Tell whether hooks around the forward pass hold it."""
+        return False
 
     def held_by(self, tensors: tuple[Tensor, ...]) -> PackedMemory:
         """Return the same, held by other tensors of equal values, or by none for now."""
-        return PackedMemory(tensors, self.bits, self.rotated, self.features, self.seed, self.dtype)
+        return PackedMemory(tensors, self.bits, self.rotated, self.features, self.seed, self.dtype, self.centred)
 
     def brought_back(self) -> tuple[Tensor, ...]:
         """Return the tensors that hold it."""
@@ -44,24 +57,28 @@ class PackedMemory:
 
     def values(self) -> Tensor:
         """Return the values in their order in memory: (values,)."""
-        codes, ranges, *left_over = self.tensors
+        codes, ranges, *beside = self.tensors
         stored = StoredRows(codes, ranges, self.bits, self.rotated, self.features, self.seed)
-        if self.dtype == torch.float16:  # rounding may carry the largest values beyond what the type holds
+        halved = self.dtype == torch.float16  # rounding may carry the largest values beyond what the type holds
+        whole = read(stored, slice(None), self.dtype, scale=0.5 if halved else 1.0)
+        if self.centred:
+            whole.add_(beside.pop().to(self.dtype), alpha=0.5 if halved else 1.0)
+        if halved:
             most = torch.finfo(torch.float16).max / 2
-            whole = read(stored, slice(None), self.dtype, scale=0.5).clamp_(-most, most).mul_(2).view(-1)
-        else:
-            whole = read(stored, slice(None), self.dtype).view(-1)
-        return torch.cat((whole, *left_over)) if left_over else whole
+            whole.clamp_(-most, most).mul_(2)
+        return torch.cat((whole.view(-1), *beside)) if beside else whole.view(-1)
 
     def variances(self) -> Tensor:
         """Return the variance of each value's rounding error: (values,)."""
-        _, ranges, *left_over = self.tensors
+        _, ranges, *beside = self.tensors
         steps = ranges[..., 1].to(torch.float32)
         spread = steps.square().div_(12).repeat_interleave(GROUP, 1)[:, : self.features].reshape(-1)
+        if self.centred:
+            return spread
         if not self.rotated:  # zeros are exact in a group whose step has its sign set
             exact = steps.signbit().repeat_interleave(GROUP, 1)[:, : self.features].reshape(-1)
             spread = spread.masked_fill(exact & (self.values()[: len(spread)] == 0), 0)
-        return torch.cat((spread, *(torch.zeros_like(each) for each in left_over))) if left_over else spread
+        return torch.cat((spread, *(torch.zeros_like(each) for each in beside))) if beside else spread
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,3 +115,13 @@ def rows_in_memory(tensor: Tensor) -> tuple[Tensor, MemoryRows]:
         rows = MemoryRows.of(tensor)
         assert rows is not None
     return tensor, rows
+
+
+def _mean(rows: Tensor) -> Tensor:
+    """Return the mean row in bf16, with zeros where it is not finite: a NaN must not spread along its column.
+
+    Any row would do, since the same is added again. The mean of some rows is as good and takes less time. They are an
+    odd number of rows apart, not whole sequences, whose first tokens differ from all others.
+    """
+    some = rows[:: len(rows) // _MEAN_OF | 1]
+    return some.mean(0).to(torch.bfloat16).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
