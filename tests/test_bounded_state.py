@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from backsketch import NoiseMonitor, SketchConfig, sketch_
-from backsketch.linear import sharing
+from backsketch.linear import checksum, sharing
 from backsketch.masks import checkpoint_masks, promise, scopes
 from backsketch.monitor.noise_records import Record
 
@@ -91,5 +91,5 @@ def test_tables_of_tensors_have_a_bound():
     from backsketch.sketches.orthonormal import _block_matrix
     from backsketch.storage.dither import column_dither
 
-    for table in (sharing._scattered, column_dither, _block_matrix, _coefficients, blocks_of):
+    for table in (checksum._weights, column_dither, _block_matrix, _coefficients, blocks_of):
         assert table.cache_info().maxsize is not None, table

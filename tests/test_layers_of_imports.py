@@ -12,7 +12,16 @@ SOURCE = Path(backsketch.__file__).parent
 # The parts of the package (folders and single files) in order. A part may import itself and the parts before it.
 ORDER = [
     {"torch_private"},
-    {"argument_checks", "made_classes", "numerics", "random_words", "saved_as_it_is", "table", "tensor_storages"},
+    {
+        "argument_checks",
+        "autocasting",
+        "made_classes",
+        "numerics",
+        "random_words",
+        "saved_as_it_is",
+        "table",
+        "tensor_storages",
+    },
     {"cpu_library", "seeds", "sharded"},
     {"sketches"},
     {"storage"},

@@ -523,6 +523,17 @@ def test_two_masks_under_one_seed_are_not_mistaken_for_each_other(mask):
     del first, second
 
 
+def test_a_seed_that_is_drawn_again_compares_no_masks_without_values_or_of_two_devices(mask):
+    x, _, weight = masked_problem(mask)
+    outs = []
+    for device in ("cpu", "meta", "meta"):
+        torch.manual_seed(1)
+        with valid_rows(mask.to(device)):
+            own = weight.detach().to(device).requires_grad_()
+            outs.append(sketched_linear(x.detach().to(device), own, None, CONFIG))
+    assert [out.device.type for out in outs] == ["cpu", "meta", "meta"]
+
+
 def test_a_mask_in_force_in_backward_is_not_the_one_of_forward(mask):
     model = sketch_(Encoder(checkpointed=True), CONFIG)
     exact = unsketch_(copy.deepcopy(model))

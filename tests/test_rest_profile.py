@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from backsketch import profile, saved_memory, sketch_
+from backsketch import RestConfig, profile, saved_memory, sketch_
 from backsketch.rest.packing_modules import rest_of
 from small import gpt2, llama, roberta
 
@@ -40,6 +40,6 @@ def test_a_rest_that_is_on_is_measured_without_asking():
 def test_on_the_meta_device():
     with torch.device("meta"):
         model, batch = llama(hidden_size=256)
-    found = profile(model, **batch, rest=True)
+    found = profile(model, **batch, rest=RestConfig(norm=4))
     assert found.kept_after < 0.5 * found.kept_before
     assert {"pointwise", "product", "attention", "norm", "other"} <= {family.name for family in found.families}

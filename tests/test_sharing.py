@@ -133,6 +133,25 @@ def test_a_buffer_with_a_constant_border_is_kept_anew_too(view):
     assert closer[0] > 0.2 > closer[1]
 
 
+@pytest.mark.parametrize("layout", ["rows", "columns", "values", "odd"])
+def test_a_buffer_in_which_two_parts_change_places_is_kept_anew(layout):
+    """A shuffled buffer has the values that it had, and most of them where they were."""
+    whole = torch.randn(1024, 64)
+    buffer = whole[:, 1:].to(torch.bfloat16) if layout == "odd" else whole
+    parts = buffer.T if layout == "columns" else buffer.view(-1) if layout == "values" else buffer
+    memory = parts.view(torch.int16).numpy() if layout == "odd" else parts.numpy()
+    parameters = [torch.randn(5, buffer.shape[1], dtype=buffer.dtype, requires_grad=True) for _ in range(2)]
+
+    def run(swapped):
+        first = sketched_linear(buffer, parameters[0], None, CONFIG)
+        if swapped:
+            memory[[20, 42]] = memory[[42, 20]]
+        return first, sketched_linear(buffer, parameters[1], None, CONFIG)
+
+    sketches = [len(activations(partial(run, swapped), parameters)) / 2 for swapped in (False, True)]
+    assert sketches == [1, 2]
+
+
 def test_a_layer_called_again_shares_with_no_call_of_its_own(x):
     layer = sketch_(nn.Linear(FEATURES, 5, bias=False), CONFIG)
     assert activations(lambda: [layer(x), layer(x)], [layer.weight]) == [10 * FEATURES * 4] * 2 + [8] * 2

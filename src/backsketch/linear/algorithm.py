@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..autocasting import autocast_on
 from ..config import SketchConfig, check_config
 from ..masks.promise import check_promise
 from ..numerics import as_rows
@@ -50,7 +51,7 @@ def sketched_linear(
 
 def _default_for(x: Tensor) -> SketchConfig:
     device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if _autocast_on(device) else x.dtype
+    dtype = torch.get_autocast_dtype(device) if autocast_on(device) else x.dtype
     return _DEFAULTS.get(dtype.itemsize, _DEFAULTS[4])
 
 
@@ -78,7 +79,7 @@ def layer_linear(
         if config.keeps_all:  # an operator would have to copy x to keep it
             return F.linear(x, weight, bias)
     device = x.device.type
-    if not _autocast_on(device):
+    if not autocast_on(device):
         return _run(x, x, weight, bias, config, seed, None, layer)
     cast = torch.get_autocast_dtype(device)
     return _run(x, autocast_to(x, cast), weight, bias, config, seed, cast, layer)
@@ -222,7 +223,7 @@ def _backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad_out is None:
         return (None,) * len(ctx.needs_input_grad)
     device = grad_out.device.type
-    if not _autocast_on(device):
+    if not autocast_on(device):
         return _gradients(ctx, grad_out)
     with torch.autocast(device, enabled=False):
         return _gradients(ctx, grad_out)
@@ -298,7 +299,3 @@ _TWICE = (
     "a sketched layer cannot be differentiated twice by its weight, whose gradient is an estimate from what is kept. "
     "For a Hessian use exact layers: backsketch.unsketch_(model)"
 )
-
-
-def _autocast_on(device: str) -> bool:
-    return device != "meta" and torch.is_autocast_enabled(device)  # meta has no autocast, and asking is an error

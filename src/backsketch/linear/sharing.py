@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -19,12 +18,10 @@ from ..config import SketchConfig
 from ..masks.checkpoint_masks import valid_for
 from ..numerics import as_rows
 from ..torch_private import memory_id, producer_of, transforms_active, version_of
+from .checksum import checksum
 from .keeping import keep
 
 Kept = tuple[Tensor, ...]
-
-_PROBED_VALUES = 64
-_GOLDEN = 0.6180339887498949
 
 
 def keep_or_share(
@@ -111,30 +108,14 @@ def identity(x: Tensor) -> Hashable:
 
 
 def _probe(x: Tensor) -> Tensor | None:
-    """Return a checksum and some values of a CPU tensor that no autograd operation made; None for any other tensor.
+    """Return a checksum of a CPU tensor that no autograd operation made, and None for any other tensor.
 
     NumPy or another process may share such memory and overwrite it without raising the tensor's version.
     """
     if not x.is_cpu or not x.numel() or producer_of(x) is not None:
         return None
-    x = x.detach()
-    return torch.cat((_checksum(x).view(1), x[_scattered(x.shape)].to(torch.float64).view(torch.int64)))
-
-
-def _checksum(x: Tensor) -> Tensor:
-    """Return the sum of the bits of x, eight bytes at a time where they are aligned: () int64."""
-    if x.is_contiguous() and x.nbytes % 8 == 0 and x.storage_offset() * x.itemsize % 8 == 0:
-        return x.view(-1).view(torch.int64).sum()
-    return x.sum(dtype=torch.float64).view(torch.int64)
+    return checksum(x.detach())
 
 
 def _same_probe(one: Tensor | None, other: Tensor | None) -> bool:
     return one is other if one is None or other is None else torch.equal(one, other)
-
-
-@lru_cache(maxsize=64)
-def _scattered(shape: torch.Size) -> tuple[Tensor, ...]:
-    """Return the indices of some values, scattered over all dimensions of a tensor."""
-    count = shape.numel()
-    places = torch.arange(_PROBED_VALUES, device="cpu") * int(count * _GOLDEN) % count
-    return torch.unravel_index(places, shape)

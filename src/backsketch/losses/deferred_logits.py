@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..autocasting import without_autocast
 from ..torch_private import as_plain_tensors, tree_map_only
 from .linear_cross_entropy import product_dtype
 from .logit_curve import LogitCurve
@@ -46,7 +47,7 @@ class Parts:
         """Compute the logits as the head would have, also where autocast is off by now."""
         hidden, weight = self.hidden.to(self.call.dtype), self.weight.to(self.call.dtype)
         bias = None if self.bias is None else self.bias.to(self.call.dtype)
-        with torch.autocast(self.hidden.device.type, enabled=False):
+        with without_autocast(self.hidden.device.type):
             logits = F.linear(hidden, weight, bias)
         if self.curve.bends:
             logits = torch.tanh(logits * self.curve.before)

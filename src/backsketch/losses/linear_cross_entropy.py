@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..argument_checks import check_positive, is_integer
+from ..autocasting import autocast_on
 from ..numerics import as_rows, compute_dtype
 from ..torch_private import transforms_active
 from .logit_curve import LogitCurve
@@ -90,9 +91,7 @@ def product_dtype(hidden: Tensor) -> torch.dtype:
 
 def is_autocast(tensor: Tensor) -> bool:
     """Tell whether autocast chooses the type in which functions of ``tensor`` are computed now."""
-    device = tensor.device.type
-    is_on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return is_on and tensor.dtype != torch.float64
+    return autocast_on(tensor.device.type) and tensor.dtype != torch.float64
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..torch_private import in_backward
 from .scopes import masked_rows
 
-_Call: TypeAlias = tuple[int, torch.Size]  # the seed that a call drew, and the leading shape of its input
+_Call: TypeAlias = tuple[int, torch.Size, torch.device]  # the seed that a call drew, and of its input the leading shape
 
 _by_call: weakref.WeakValueDictionary[_Call, Tensor] = weakref.WeakValueDictionary()
 _replaced: weakref.WeakValueDictionary[_Call, Tensor] = weakref.WeakValueDictionary()
@@ -25,15 +25,19 @@ def valid_for(x: Tensor, seed: Tensor) -> Tensor | None:
     """
     if not seed.is_cpu:
         return masked_rows(x)
-    call = (int(seed), x.shape[:-1])  # read in both passes: selective checkpointing compares their operations
+    call = (int(seed), x.shape[:-1], x.device)  # read in both passes: selective checkpointing compares their operations
     if in_backward():
         return _recalled(call)
     valid = masked_rows(x)
     if valid is not None:
-        if (other := _by_call.get(call, valid)) is not valid and not torch.equal(other, valid):
+        if (other := _by_call.get(call, valid)) is not valid and not _equal(other, valid):
             _replaced[call] = other
         _by_call[call] = valid
     return valid
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.is_meta or torch.equal(one, other)  # meta has no values
 
 
 def _recalled(call: _Call) -> Tensor | None:

@@ -50,11 +50,19 @@ class _Flag:
 
     @classmethod
     def of(cls, on_device: Tensor) -> _Flag:
-        value = torch.empty((), dtype=torch.bool, pin_memory=True)
+        value = _room_on_the_host()
         value.copy_(on_device, non_blocking=True)
         arrived = torch.Event(device=on_device.device)
         arrived.record()
         return cls(value, arrived)
+
+
+def _room_on_the_host() -> Tensor:
+    """Return room for a flag, pinned so that a copy to it does not wait; a device from outside PyTorch may not pin."""
+    try:
+        return torch.empty((), dtype=torch.bool, pin_memory=True, device="cpu")  # whatever the default device is
+    except RuntimeError:
+        return torch.empty((), dtype=torch.bool, device="cpu")
 
 
 class _Flags:

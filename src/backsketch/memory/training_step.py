@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from ..autocasting import without_autocast
 from ..tensor_storages import model_tensors
 from ..torch_private import tree_leaves, tree_map_only
 
@@ -28,7 +29,7 @@ def forward_to_loss(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 def backward(loss: Tensor) -> None:
     """Run backward outside of autocast, as trainers do, also where forward ran inside."""
-    with torch.autocast(loss.device.type, enabled=False):
+    with without_autocast(loss.device.type):
         loss.backward()  # type: ignore[no-untyped-call]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import noise
+from ..autocasting import without_autocast
 from ..config import SketchConfig
 from ..linear.keeping import sketch_for
 from ..noise.effective_input import EffectiveInput
@@ -199,7 +200,7 @@ def _random_feature(x: Tensor, generator: torch.Generator) -> Tensor:
     """Return Xr for a random normal r, so that E[Xr rᵀXᵀ] = X Xᵀ: (rows, features) -> (rows, 1)."""
     scale = 2.0 ** (x.shape[1].bit_length() // 2)  # long rows must not overflow fp16
     direction = torch.randn(x.shape[1], generator=generator, device=x.device).div_(scale).to(x.dtype)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device.type):
         feature: Tensor = x @ direction
     return widest(feature).mul(scale).unsqueeze(1)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..autocasting import autocast_on
 from .first_derivatives import first_derivative_only
 from .rules import PRECISE, Call, Rule, is_activation
 from .saving import Kept, SavingStep
@@ -43,7 +44,7 @@ class NormOverLast(Rule):
 
     def __call__(self, call: Call) -> Any:
         x, bits = call.argument(0, "input"), call.step.config.norm
-        if bits is None or bits >= PRECISE or not call.covers(x) or torch.is_autocast_enabled(x.device.type):
+        if bits is None or bits >= PRECISE or not call.covers(x) or autocast_on(x.device.type):
             return Norm()(call)
         eps = call.argument(4, "eps", 1e-5) if self.centers else call.argument(3, "eps")
         if eps is None:
