@@ -61,6 +61,11 @@ class Regression(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
+class Validated(Regression):
+    def validation_step(self, batch, index):
+        return self.training_step(batch, index)
+
+
 def data():
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(ROWS * STEPS, FEATURES, generator=generator), torch.randn(ROWS * STEPS, 1, generator=generator)
@@ -215,6 +220,14 @@ def test_the_noise_controls_the_rate_and_what_layers_keep_also_after_a_checkpoin
     assert 0 < first["schedules"][0]["factors"][0] < 1
     (path,) = tmp_path.rglob("*step=4*.ckpt")
     second = state_of(fit(6, callback(), str(path)))
+    other = callback()
+    trainer = lightning.Trainer(
+        max_steps=2, accelerator="cpu", callbacks=[other], logger=False, default_root_dir=tmp_path,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.validate(Validated(), data(), ckpt_path=str(path), verbose=False)
+    trainer.fit(Regression(), data())
+    assert other.state_dict()["schedules"][0]["noise"][0][2] == 2  # neither of the validated run nor lost with the fit
     assert second["limit"]["changes"] == first["limit"]["changes"]
     assert second["limit"]["configs"] == first["limit"]["configs"]
     assert second["schedules"][0]["noise"][0][2] == 6

@@ -23,7 +23,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from backsketch import RestConfig, SketchConfig, saved_memory, sketch_, summary
+from backsketch import PlanError, RestConfig, SketchConfig, saved_memory, sketch_, summary
 from backsketch.convert.checkpointed_blocks import present_blocks
 from backsketch.convert.converted_state import ConvertedState
 from backsketch.integrations.session import Session
@@ -255,6 +255,19 @@ def test_the_noise_controls_the_rate_and_what_layers_keep(tmp_path):
 def test_controls_need_layers_that_can_be_monitored(tmp_path, control):
     with pytest.raises(ValueError, match="noise_schedule and noise_limit cannot be used with torch_compile=True"):
         train(tmp_path, SketchCallback(**control), torch_compile=True, torch_compile_backend="aot_eager")
+
+
+def test_a_run_that_cannot_begin_gives_the_model_back(tmp_path):
+    refused = {
+        "NoiseLimit moves the ratio and bits": (SketchCallback(CONFIG, noise_limit=0.1), {}),
+        "power must be given for Adafactor": (SketchCallback(noise_schedule=True), {"optim": "adafactor"}),
+    }
+    for words, (callback, options) in refused.items():
+        trainer = make_trainer(tmp_path, callback, **options)
+        with pytest.raises(ValueError, match=words):
+            trainer.train()
+        assert not summary(trainer.model).sketched
+        assert not any(module._forward_hooks for module in trainer.model.modules())
 
 
 def test_a_budget_is_planned_once_and_saved_with_the_checkpoint(tmp_path):
@@ -619,6 +632,17 @@ def test_a_fused_loss_is_on_for_the_run_and_trains_as_the_plain_one(tmp_path, bf
     assert fused.predict(fused.eval_dataset).predictions.shape == (8, 12, 60)
     kept = [entry["backsketch/kept_bytes"] for entry in fused.state.log_history if "backsketch/kept_bytes" in entry]
     assert kept
+
+
+def test_a_peak_is_planned_for_the_fused_loss_that_will_run(tmp_path):
+    least = []
+    for fused in (False, True):
+        trainer = language_trainer(tmp_path, SketchCallback(peak=1, fused_loss=fused))
+        with pytest.raises(PlanError, match="peak must be at least") as refusal:
+            trainer.train()
+        least.append(int(str(refusal.value).split()[5]))
+        assert summary(trainer.model).fused_losses == ()
+    assert least[1] < least[0]
 
 
 def test_a_fused_loss_with_other_options_of_the_trainer_is_refused_in_words_or_warned_of(tmp_path):

@@ -83,12 +83,14 @@ class SketchCallback(Callback):  # type: ignore[misc]
         self._logged = 0
         self._steps = 0
         self._resumed: dict[str, Any] = {}
+        self._last: dict[str, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Convert the module, before any strategy wraps or shards it, unless a plan needs a batch."""
         if stage == "fit":
             self._end()
             self.planned = None
+            self._resumed, self._last = {}, {}  # a checkpoint that was validated is none to continue from
             if not self.settings.planned:
                 self._begin(trainer, pl_module)
 
@@ -106,8 +108,8 @@ class SketchCallback(Callback):  # type: ignore[misc]
         self._resumed = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the plan and the state of the controls, which Lightning saves with every checkpoint."""
-        state = {} if self._session is None else self._session.state_dict()
+        """Return the plan and the state of the controls, after a fit that at its end; checkpoints have both."""
+        state = self._last if self._session is None else self._session.state_dict()
         return state if self.planned is None else {**state, _PLAN: self.planned}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -153,6 +155,7 @@ class SketchCallback(Callback):  # type: ignore[misc]
     def _end(self) -> None:
         self._measuring.close()
         if self._session is not None:
+            self._last = self._session.state_dict()
             self._session.end()
             self._session = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..config import SketchConfig
 from ..convert.conversion import Configs
+from ..convert.converted_state import ConvertedState
+from ..losses.fused_models import fuse_loss_
 from ..memory.optimizer_states import OPTIMIZERS
 from ..planning.plan_result import PlannedConfigs
 from ..planning.planner import plan
@@ -34,8 +36,17 @@ def plan_run(
 ) -> dict[str, Any]:
     """Plan for the budget or the peak of ``settings`` with one batch, and return it as plain values.
 
-    ``part`` names the part of ``model`` that is trained, if that is not all of it: names are then those inside.
+    The plan is for the loss that will run: fused, if it is to be. ``part`` names the part of ``model`` that is trained,
+    if that is not all of it: names are then those inside.
     """
+    if settings.fused_loss:
+        trained = model.get_submodule(part)
+        before = ConvertedState.of(trained)
+        fuse_loss_(trained)
+        try:
+            return plan_run(replace(settings, fused_loss=False), model, args, kwargs, optimizers, autocast, part)
+        finally:
+            before.restore(trained)
     config = settings.config if isinstance(settings.config, SketchConfig) else None
     asked = settings.where
 

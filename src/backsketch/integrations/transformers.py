@@ -136,8 +136,12 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
             state.stateful_callbacks[name] = self.planned  # which every checkpoint keeps
         configs = configs_of(settings, self.planned)
         self._session = settings.session(model, configs, step=state.global_step, autocast=autocast)
-        if optimizers:
-            self._session.follow(optimizers, state.stateful_callbacks.get(_CONTROL) if state.global_step else None)
+        try:
+            if optimizers:
+                self._session.follow(optimizers, state.stateful_callbacks.get(_CONTROL) if state.global_step else None)
+        except BaseException:
+            self._end()
+            raise
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
