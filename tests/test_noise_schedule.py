@@ -166,7 +166,7 @@ def test_negative_estimates_are_averaged_as_they_are_and_never_raise_the_rate():
     schedule = NoiseSchedule(optimizer, NoiseMonitor(model), warmup=1, window=2)
 
     def measured(added, noise):
-        schedule._hear([{"layer": "0", "sketch_variance": added, "sgd_variance": noise}])
+        schedule._hear([{"layer": "0", "sketch_variance": added, "sgd_variance": noise, "energy": 1.0}])
         schedule.step()
         return schedule.factors[0]
 
@@ -189,6 +189,39 @@ def test_a_starved_monitor_leaves_the_users_own_schedule():
             monitor.stop()
         rates.append(train(model, optimizer, *steppers))
     assert rates[0] == rates[1]
+
+
+def test_a_schedule_whose_noise_is_no_longer_measured_gives_the_users_own_rate():
+    """The monitor is stopped, or layers are unsketched: all, or those of one group."""
+    model = net()
+    optimizer = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=RATE)
+    monitor = NoiseMonitor(model)
+    schedule = NoiseSchedule(optimizer, monitor, warmup=1)
+    train(model, optimizer, schedule, steps=2)
+    assert schedule.factors == pytest.approx((0.5, 0.5))
+    bs.unsketch_(model[2:])
+    train(model, optimizer, schedule, steps=2)
+    assert schedule.factors == pytest.approx((0.5, 1))
+    monitor.stop()
+    train(model, optimizer, schedule, steps=1)
+    assert schedule.factors == (1, 1)
+
+
+def test_the_loss_scale_does_not_decide_which_steps_count():
+    """A scaler of AMP begins at 65,536 and soon falls; squared, a step then would outweigh a thousand later ones."""
+    model = net()
+    optimizer = sgd(model)
+    schedule = NoiseSchedule(optimizer, NoiseMonitor(model), warmup=1, window=4)
+    for step in range(24):
+        scale = 2.0**12 if step < 4 else 1.0
+        model[0].config = model[2].config = SketchConfig(ratio=0.5 if step < 4 else 0.25)
+        (scale * model(torch.randn(16, 4)).square().mean()).backward()
+        for parameter in model.parameters():
+            parameter.grad /= scale
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    assert schedule.ratios[0] == pytest.approx(3, rel=0.05)
 
 
 def test_the_factor_is_clamped():

@@ -10,12 +10,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..argument_checks import check_positive, check_share
+from ..convert.layer_classes import is_sketched
 from ..monitor.layer_weights import weights_of
 from ..monitor.noise_monitor import NoiseMonitor
 from ..monitor.noise_records import Record
 from .across_ranks import is_distributed, summed
 from .optimizer_power import power_for
 from .running_ratio import RunningRatio
+
+_HEARD = ("sketch_variance", "sgd_variance", "energy")  # of a record
 
 
 class NoiseSchedule:
@@ -38,7 +41,8 @@ class NoiseSchedule:
 
     r is that of the sketched weights of a group, and holds for the whole group; a group without any keeps your rate.
     Put weights that no sketch touches in a group of their own if they are not to be slowed down. While nothing is
-    measured the rates are yours, and they are never above yours. Estimates that are not finite are left out. In a
+    measured the rates are yours, also when the monitor is stopped or a group's layers are unsketched, and they are
+    never above yours. Estimates that are not finite are left out. In a
     distributed run all processes use the noise of all.
 
     Args:
@@ -85,19 +89,22 @@ class NoiseSchedule:
 
     def step(self) -> None:
         """Take the noise measured so far into account; call it after ``optimizer.step()``."""
+        self._give_back()  # of a step that raised
         self._follow_groups()
+        for index in self._starved():
+            self._noise[index], self._factors[index] = RunningRatio(), 1.0
         call, self._calls = self._calls, self._calls + 1
         if is_distributed():
             if call % self.monitor.every:  # the processes exchange at the same calls, whatever each of them has heard
                 return
-            pairs = self._heard or [[0.0, 0.0] for _ in self._noise]
-            total = summed([value for pair in pairs for value in pair])
-            self._heard = [total[at : at + 2] for at in range(0, len(total), 2)]
+            sums = self._heard or [[0.0] * len(_HEARD) for _ in self._noise]
+            total = summed([value for own in sums for value in own])
+            self._heard = [total[at : at + len(_HEARD)] for at in range(0, len(total), len(_HEARD))]
         if not self._heard:
             return
-        for index, (added, sgd) in enumerate(self._heard):
-            if sgd != 0:
-                self._noise[index].update(added, sgd, self.window)
+        for index, (added, sgd, energy) in enumerate(self._heard):
+            if energy > 0:  # in units of which all steps count alike, whatever the loss scale
+                self._noise[index].update(added / energy, sgd / energy, self.window)
         self._heard = []
         self._factors = [self._factor(noise, now) for noise, now in zip(self._noise, self._factors, strict=True)]
 
@@ -125,10 +132,11 @@ class NoiseSchedule:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, that of the monitor included, as plain numbers."""
+        self._give_back()
         return {
             "noise": [noise.as_list() for noise in self._noise],
             "factors": list(self._factors),
-            "heard": [list(pair) for pair in self._heard],
+            "heard": [list(own) for own in self._heard],
             "calls": self._calls,
             "monitor": self.monitor.state_dict(),
         }
@@ -142,7 +150,7 @@ class NoiseSchedule:
             )
         self._noise = [RunningRatio.of(numbers) for numbers in state["noise"]]
         self._factors = [float(factor) for factor in state["factors"]]
-        self._heard = [[float(value) for value in pair] for pair in state["heard"]]
+        self._heard = [[float(value) for value in own] for own in state["heard"]]
         self._calls = int(state["calls"])
         self.monitor.load_state_dict(state["monitor"])
 
@@ -171,16 +179,29 @@ class NoiseSchedule:
         if not records:
             return
         self._follow_groups()
-        group_of = {id(each): index for index, group in enumerate(self._groups) for each in group["params"]}
-        self._heard = self._heard or [[0.0, 0.0] for _ in self._groups]
+        self._heard = self._heard or [[0.0] * len(_HEARD) for _ in self._groups]
+        group_of = self._group_of()
         for record in records:
             layer = self.monitor.layers[str(record["layer"])]
-            groups = {group_of[id(each)] for each in weights_of(layer) if id(each) in group_of}
-            added, sgd = float(record["sketch_variance"]), float(record["sgd_variance"])
-            if math.isfinite(added) and math.isfinite(sgd):
-                for index in groups:
-                    self._heard[index][0] += added
-                    self._heard[index][1] += sgd
+            values = [float(record[name]) for name in _HEARD]
+            if all(map(math.isfinite, values)):
+                for index in {group_of[id(each)] for each in weights_of(layer) if id(each) in group_of}:
+                    self._heard[index] = [old + new for old, new in zip(self._heard[index], values, strict=True)]
+
+    def _group_of(self) -> dict[int, int]:
+        return {id(each): index for index, group in enumerate(self._groups) for each in group["params"]}
+
+    def _starved(self) -> set[int]:
+        """Return the groups of which nothing is measured any more: the monitor is stopped, or no sketch is left."""
+        every = set(range(len(self._groups)))
+        if not self.monitor.running:
+            return every
+        layers = list(self.monitor.layers.values())
+        if all(map(is_sketched, layers)):
+            return set()
+        group_of = self._group_of()
+        left = [each for layer in layers if is_sketched(layer) for each in weights_of(layer)]
+        return every - {group_of[id(each)] for each in left if id(each) in group_of}
 
     def _follow_groups(self) -> None:
         """Make room for groups that were added to the optimizer."""
@@ -188,7 +209,7 @@ class NoiseSchedule:
             self._noise.append(RunningRatio())
             self._factors.append(1.0)
             if self._heard:
-                self._heard.append([0.0, 0.0])
+                self._heard.append([0.0] * len(_HEARD))
 
     def _scale(self, *_: object) -> None:
         self._give_back()  # of a step that raised
