@@ -39,8 +39,9 @@ def checkpoint_(model: Model, blocks: Iterable[str]) -> Model:
     """Let these blocks of ``model`` keep only their inputs for backward, which runs them again; return the model.
 
     It is torch's checkpointing without reentrance, while a block is in train() and gradients are on. Gradients are
-    exact, dropout draws the same values again, and ``state_dict`` is untouched. Blocks that are checkpointed already
-    stay so. As under transformers' own checkpointing, a block gets no cache of keys and values.
+    exact, dropout draws the same values again, and the keys of ``state_dict`` stay. As with torch's own, buffers that
+    forward changes, such as running statistics, change once more in backward. Blocks that are checkpointed already stay
+    so. As under transformers' own checkpointing, a block gets no cache of keys and values.
 
     Args:
         model: any module.
