@@ -38,6 +38,7 @@ EXTRAS = {  # the start of a path -> the extras that its files may need; the lon
     "src/backsketch/programs/demo": {"cli"},
     "src/backsketch/programs/glue": {"transformers"},
     "src/backsketch/integrations/lightning.py": {"lightning"},
+    "src/backsketch/integrations/lightning_plan.py": {"lightning"},
     "src/backsketch/integrations/transformers.py": {"transformers"},
     "src/backsketch/linear/conv1d.py": {"transformers"},
     "src/backsketch/convert/checkpointed_blocks.py": {"transformers"},
