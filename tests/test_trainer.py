@@ -572,7 +572,7 @@ def test_arguments_are_checked_before_training():
         SketchCallback({"*": CONFIG}, budget="50%")
     with pytest.raises(ValueError, match=r"budget must be a share .* got 'much'"):
         SketchCallback(budget="much")
-    assert SketchCallback(budget="500 MB").budget == "500 MB"
+    assert SketchCallback(budget="500 MB").settings.budget == "500 MB"
 
 
 def test_the_data_are_padded_or_masks_would_not_be_tested():
