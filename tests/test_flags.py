@@ -3,8 +3,12 @@
 import pytest
 import torch
 
+from backsketch.cpu_library import library
+from backsketch.storage import cpu_flags
 from backsketch.storage import flags as storage_flags
 from backsketch.storage.flags import flag_bytes, read_flags, write_flags
+from backsketch.storage.packing import without_fused_kernels
+from backsketch.storage.two_numbers import read_two_numbers, write_two_numbers
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), *((count,) for count in range(1, 26)), (7, 9, 11), (64, 1000)])
@@ -54,3 +58,41 @@ def test_meta():
     assert bits.shape == (14,)
     assert read_flags(bits, (3, 5, 7)).shape == (3, 5, 7)
     assert read_flags(bits, (3, 5, 7)).is_meta
+
+
+LARGE = (32_768, 32_769, 40_000, 8 * 4096 + 8 * 15 + 3, 100_001)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("count", [0, 1, 43, *LARGE])
+def test_two_numbers_come_back_exact_and_the_kernel_writes_the_same_flags(count, dtype):
+    other = torch.ones((), dtype=dtype).div_(1 - 0.1).item()
+    numbers = (torch.rand(count) < 0.9).to(dtype) * other
+    numbers[: count // 3] *= -0.0 + (numbers[: count // 3] != 0)  # a zero with a sign is a zero
+    for tensor in (numbers, numbers.repeat(2).view(2, count).t()[:, 0]):
+        flags = write_two_numbers(tensor, other)
+        with without_fused_kernels():
+            plain = write_two_numbers(tensor, other)
+        assert flags is not None
+        assert plain is not None
+        assert torch.equal(flags, plain)
+        back = read_two_numbers(flags, tensor.shape, dtype, other)
+        with without_fused_kernels():
+            assert torch.equal(back, read_two_numbers(flags, tensor.shape, dtype, other))
+        assert back.dtype == dtype
+        assert torch.equal(back, tensor)
+
+
+@pytest.mark.parametrize("strange", [0.5, -1.25, float("nan"), float("inf")])
+@pytest.mark.parametrize("place", [0, 20_000, -1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_third_number_is_seen(dtype, place, strange):
+    numbers = (torch.rand(50_003) < 0.5).to(dtype) * 1.25
+    numbers[place] = strange
+    assert write_two_numbers(numbers, 1.25) is None
+
+
+@pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
+def test_the_kernel_reads_with_several_threads(monkeypatch):
+    monkeypatch.setattr(cpu_flags, "threads_for", lambda values: 3)
+    test_two_numbers_come_back_exact_and_the_kernel_writes_the_same_flags(100_001, torch.float32)

@@ -17,7 +17,12 @@ import torch
 from .torch_private import compiled_cpp
 
 _OFF = "TORCHDYNAMO_DISABLE"
-_SOURCES = ("storage/cpu_kernel.cpp", "storage/cpu_slopes.cpp", "sketches/smallest.cpp")  # compiled as one
+_SOURCES = (
+    "storage/cpu_kernel.cpp",
+    "storage/cpu_slopes.cpp",
+    "storage/cpu_flags.cpp",
+    "sketches/smallest.cpp",
+)  # compiled as one
 _LEAST_FOR_THREADS = 1 << 16
 
 
@@ -59,7 +64,8 @@ def _loaded() -> Any | str:
     ends = [*[size] * 4, real, real, number, pointer, number]
     found.write_slopes.argtypes = [number, number, pointer, *ends]
     found.times_slopes.argtypes = [number, pointer, pointer, *ends]
+    found.write_flags.argtypes = found.read_flags.argtypes = [number, pointer, size, real, pointer, number]
     found.smallest.argtypes = [pointer, size, size, pointer]
-    for name in ("pack_rows", "unpack_rows", "write_slopes", "times_slopes", "smallest"):
+    for name in ("pack_rows", "unpack_rows", "write_slopes", "times_slopes", "read_flags", "smallest"):
         getattr(found, name).restype = None
     return found

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .dropout import is_mask, kept_mask
+from .dropout import kept_mask
 from .origins import is_weight, same_memory
 from .rules import Call, Rule, is_activation
 from .saving import Kept, is_plain
@@ -41,7 +41,7 @@ class Attention(Rule):
             if same_memory(tensor, value):
                 return contracted(tensor, config.product)
             if not tensor.requires_grad:
-                return kept_mask(tensor, p) if is_mask(tensor, p) else None
+                return kept_mask(tensor, p, sure=False)
             if _fused_output(tensor):
                 return contracted(tensor, config.product) if tuple(tensor.shape) == out_shape else None
             return step.few_bits(tensor, config.attention)
@@ -76,7 +76,7 @@ class MultiHeadAttention(Rule):
         def keep(tensor: Tensor) -> Kept | None:
             if not tensor.requires_grad:
                 floats = tensor.is_floating_point()  # flags may be a mask that is given, which many layers share
-                return kept_mask(tensor, p) if floats and is_mask(tensor, p) else None
+                return kept_mask(tensor, p, sure=False) if floats else None
             return call.step.few_bits(tensor, call.step.config.attention) if is_activation(tensor) else None
 
         return call.keeping("attention", keep)

@@ -22,20 +22,17 @@ class Dropout(Rule):
         return call.keeping("mask", lambda tensor: kept_mask(tensor, p))
 
 
-def kept_mask(tensor: Tensor, p: float) -> Kept | None:
-    """Keep a mask of dropout: flags, or the numbers 0 and 1 / (1 − p) that the input is multiplied by."""
+def kept_mask(tensor: Tensor, p: float, *, sure: bool = True) -> Kept | None:
+    """Keep a mask of dropout: flags, or the numbers 0 and 1 / (1 − p) that the input is multiplied by.
+
+    Where it is not ``sure`` that floating-point numbers are a mask, they are kept as it if they have only the values of
+    one. Accelerators keep flags, and asking them for values would wait for them.
+    """
     if tensor.dtype == torch.bool:
         return PackedFlags.of(tensor)
-    if tensor.requires_grad or not tensor.is_floating_point() or not 0 < p < 1:
+    if tensor.requires_grad or not tensor.is_floating_point() or not 0 < p < 1 or not (sure or tensor.is_cpu):
         return None
-    return PackedFlags.of(tensor != 0, tensor.dtype, 0.0, _scale(tensor.dtype, p))
-
-
-def is_mask(tensor: Tensor, p: float) -> bool:
-    """Tell whether a tensor, which may be another constant, has only the values of a mask of dropout."""
-    if not tensor.is_cpu or not tensor.is_floating_point() or not 0 < p < 1:
-        return tensor.dtype == torch.bool  # accelerators keep flags, and asking for values would wait for them
-    return bool(((tensor == 0) | (tensor == _scale(tensor.dtype, p))).all())
+    return PackedFlags.of_two_numbers(tensor, _scale(tensor.dtype, p))
 
 
 def _scale(dtype: torch.dtype, p: float) -> float:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..linear.sharing import shared
 from ..storage.flags import flag_bytes, read_flags, write_flags
+from ..storage.two_numbers import read_two_numbers, write_two_numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +28,12 @@ class PackedFlags:
         return cls((write_flags(flags),), flags.shape, dtype, no, yes)
 
     @classmethod
+    def of_two_numbers(cls, numbers: Tensor, other: float) -> PackedFlags | None:
+        """Keep one bit of each number, which are zero or ``other``; None if a third is seen."""
+        bits = write_two_numbers(numbers, other)
+        return None if bits is None else cls((bits,), numbers.shape, numbers.dtype, 0.0, other)
+
+    @classmethod
     def of_mask(cls, mask: Tensor) -> PackedFlags | None:
         """Keep one bit of each flag once for all operations that save this mask; None if that saves nothing."""
         if mask.untyped_storage().nbytes() <= flag_bytes(mask.numel()):  # expanded
@@ -37,11 +44,11 @@ class PackedFlags:
 
     def unpack(self) -> Tensor:
         """Return a tensor of the two numbers."""
+        if self.dtype != torch.bool and self.no == 0:
+            return read_two_numbers(self.tensors[0], self.shape, self.dtype, self.yes)
         flags = read_flags(self.tensors[0], self.shape)
         if self.dtype == torch.bool:
             return flags
-        if self.no == 0:
-            return flags.to(self.dtype).mul_(self.yes)
         numbers = flags.new_tensor((self.no, self.yes), dtype=self.dtype)
         return torch.where(flags, numbers[1], numbers[0])
 
