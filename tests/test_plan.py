@@ -197,7 +197,7 @@ def test_the_ratio_follows_the_square_root_of_noise_over_bytes():
 
 def test_a_budget_that_cannot_be_met_says_how_low_it_can_go():
     model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), torch.randn(100, 8)
-    with pytest.raises(ValueError, match=r"budget must be at least 80 bytes, 1\.2% of the 6400"):
+    with pytest.raises(ValueError, match=r"at least 80 B \(80 bytes, 1\.2% of the 6\.2 KiB that .*\): got 79, which"):
         plan(model, x, budget=79, **RATIO_ALONE)
     assert plan(model, x, budget=80, **RATIO_ALONE).bytes_after == 80
     with pytest.raises(ValueError, match="nothing to plan"):

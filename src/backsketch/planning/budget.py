@@ -6,6 +6,8 @@ import re
 from decimal import Decimal
 from numbers import Integral, Real
 
+from ..table import readable
+
 DECIMAL = {unit: 1000**power for power, unit in enumerate(("kB", "MB", "GB", "TB"), 1)}
 BINARY = {unit: 1024**power for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"), 1)}
 
@@ -28,6 +30,12 @@ def as_budget(budget: object, name: str = "budget") -> int | float:
     if value is None or not (value >= 1 if isinstance(value, int) else 0 < value <= 1):
         raise ValueError(wrong)
     return value
+
+
+def too_small(name: str, asked: object, size: int, least: int, today: int, what: str) -> str:
+    """Say that a budget is below the ``least`` that is possible; ``today`` is what there is, in ``what``."""
+    share = f", {least / today:.1%} of the {readable(today)} {what}" if today else ""
+    return f"{name} must be at least {readable(least)} ({least} bytes{share}): got {asked!r}, which is {readable(size)}"
 
 
 def _parse(text: str) -> int | float | None:

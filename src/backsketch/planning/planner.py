@@ -17,7 +17,7 @@ from ..memory.optimizer_states import check_optimizer
 from ..memory.recording import record_ledger
 from ..memory.training_step import Loss, forward_to_loss, on_meta
 from ..memory.untouched_model import untouched
-from .budget import as_budget
+from .budget import as_budget, too_small
 from .layer_noise import added_noise
 from .layer_points import RATIOS, check_bits, layer_points, storages_of
 from .plan_result import Plan, PlanError, PlannedLayers
@@ -49,7 +49,7 @@ def plan(
     kept: Limit | None = None,
     peak: Limit | None = None,
     optimizer: str | None = None,
-    noise: float = 1.0,
+    noise: float | None = None,
     config: SketchConfig | None = None,
     bits: Collection[int | None] | None = None,
     rotate: bool | None = None,
@@ -79,9 +79,10 @@ def plan(
         peak: the most that a step may hold at any time, with weights, gradients and the optimiser's states: bytes
             ("15GiB"), or a share of the exact model's peak. It counts tensors, not the allocator's rounding.
         optimizer: whose states count in ``peak``: "adamw", "adamw8bit", "sgd", or None if none do. The optimiser
-            is taken to work in place.
+            is taken to work in place. Only with ``peak``.
         noise: how much noise comes before blocks are checkpointed under ``kept`` and ``peak``, relative to that of
-            ``sketch_(model, rest=True)``; 0 only checkpoints. More is added only if that is not enough either.
+            ``sketch_(model, rest=True)``, 1 by default; 0 only checkpoints. More is added only if that is not enough
+            either. Only with ``kept`` and ``peak``.
         config: the kind of sketch (under ``kept`` and ``peak`` only ``rows``), and whether to keep the mean; the plan
             chooses the ratio. By default ``rows``.
         bits: the values of ``SketchConfig.bits`` that the plan may choose from. By default the value in ``config`` if
@@ -101,6 +102,11 @@ def plan(
         raise ValueError(f"give one of budget, kept and peak, got {', '.join(given) or 'none of them'}")
     ((name, asked_for),) = given.items()
     limit = as_budget(asked_for, name)
+    for option, value, where_it_applies in (("optimizer", optimizer, ("peak",)), ("noise", noise, TOTALS)):
+        if value is not None and name not in where_it_applies:
+            whose = " and ".join(where_it_applies)
+            raise ValueError(f"{option} must be None where {name} is given, it applies to {whose}: got {value!r}")
+    allowed_noise = check_noise(1.0 if noise is None else noise)
     decided = decisions_for(model, replace(base, ratio=RATIOS[0], dim=None, bits=None, rotate=False), where)
     chosen = chosen_configs(decided)
     asked = [name for name, decision in decided.items() if not decision.stays]
@@ -109,7 +115,7 @@ def plan(
             raise ValueError(f"config must have the kind 'rows' where {name} is given, got {base.kind!r}")
         counted = None if optimizer is None else check_optimizer(optimizer)
         meter = StepMeter(model, args, kwargs, loss, name, counted)
-        return plan_total(StepOptions(meter, chosen, base, allowed), limit, asked, check_noise(noise))
+        return plan_total(StepOptions(meter, chosen, base, allowed), asked_for, asked, allowed_noise)
     forward = partial(forward_to_loss, model, args, kwargs, loss)
     with untouched(model, (args, kwargs)):
         follow_attention_mask(unsketch_(model))
@@ -125,10 +131,7 @@ def plan(
     size = limit if isinstance(limit, int) else int(limit * sum(before))
     least = sum(min(point.bytes for point in points) for points in items)
     if size < least:
-        raise PlanError(
-            f"budget must be at least {least} bytes, {least / sum(before):.1%} of the {sum(before)} that linear inputs "
-            f"keep today: got {budget!r}, which is {size} bytes"
-        )
+        raise PlanError(too_small("budget", budget, size, least, sum(before), "that linear inputs keep today"))
     points = spend(items, size)
     planned = tuple(
         PlannedLayers(layers=part, config=point.choice, bytes_before=today, bytes_after=point.bytes, noise=point.noise)

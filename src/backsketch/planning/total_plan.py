@@ -17,9 +17,9 @@ _NAMES = {"kept": "all kept for backward", "peak": "peak of a step"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearbyPlan:
-    """What another plan would have: its total in bytes, its noise, how many blocks it checkpoints, and its rest."""
+    """What another plan would have: the bytes of its total, its noise, how many blocks it checkpoints, and its rest."""
 
-    total: int
+    after: int
     noise: float
     blocks: int
     rest: RestConfig | None
@@ -119,7 +119,7 @@ class TotalPlan(Plan):
                 continue
             blocks = f", {plan.blocks} of {self.all_blocks} blocks checkpointed" if plan.blocks else ""
             rest = "" if plan.rest is None else f"; {plan.rest.in_words()}"
-            yield f"with {name} memory: {readable(plan.total)}, noise {self._in_words(plan.noise)}{blocks}{rest}"
+            yield f"with {name} memory: {readable(plan.after)}, noise {self._in_words(plan.noise)}{blocks}{rest}"
 
     def _in_words(self, noise: float) -> str:
         if not noise:

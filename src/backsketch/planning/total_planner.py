@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from ..memory.untouched_model import same_randomness
+from .budget import as_budget, too_small
 from .filling import Filling
 from .model_setting import ModelSetting
 from .plan_result import PlanError, PlannedLayers
@@ -20,8 +21,8 @@ _SHORT = 3  # settings that are measured for each of them
 
 
 @same_randomness()
-def plan_total(options: StepOptions, limit: int | float, asked: Sequence[str], noise: float) -> TotalPlan:
-    """Return the plan of least noise within ``limit``, bytes or a share of the exact model's total.
+def plan_total(options: StepOptions, given: object, asked: Sequence[str], noise: float) -> TotalPlan:
+    """Return the plan of least noise within the limit that is ``given``, bytes or a share of the exact model's total.
 
     Args:
         options: what may be chosen, and how it is measured.
@@ -29,7 +30,7 @@ def plan_total(options: StepOptions, limit: int | float, asked: Sequence[str], n
         noise: how much of it, relative to ``sketch_(model, rest=True)``, comes before checkpointed blocks.
     """
     meter, exact = options.meter, ModelSetting()
-    before = meter(exact)
+    before, limit = meter(exact), as_budget(given, meter.total)
     if isinstance(limit, float):
         if math.isinf(before):
             raise PlanError(f"{meter.total} must be given in bytes: the exact model does not fit into memory")
@@ -43,8 +44,9 @@ def plan_total(options: StepOptions, limit: int | float, asked: Sequence[str], n
         choices, modules = search.choices_of(found.choice), options.modules_outside(found.choice.setting.blocks)
         found = Filling(choices, modules, meter, limit).filled(found)
     except LimitError as error:
-        share = "" if math.isinf(before) else f", {error.least / before:.1%} of the {before:.0f} of the exact model"
-        raise PlanError(f"{meter.total} must be at least {error.least} bytes{share}: got {limit} bytes") from None
+        whole = 0 if math.isinf(before) else int(before)
+        words = too_small(meter.total, given, limit, error.least, whole, "of the exact model")
+        raise PlanError(words) from None
     return _result(options, found, limit, asked, _cheaper(search, found), _dearer(search, found, before))
 
 
@@ -106,9 +108,9 @@ def _dearer(search: TotalSearch, found: Found, exact: float) -> NearbyPlan | Non
         other = search.within(limit, tries=_SHORT) if blocks else search.beyond(found, limit, _SHORT)
         if other.total > found.total:
             return _nearby(other)
-    return None if math.isinf(exact) else NearbyPlan(total=int(exact), noise=0.0, blocks=0, rest=None)
+    return None if math.isinf(exact) else NearbyPlan(after=int(exact), noise=0.0, blocks=0, rest=None)
 
 
 def _nearby(found: Found) -> NearbyPlan:
     setting = found.choice.setting
-    return NearbyPlan(total=int(found.total), noise=found.choice.noise, blocks=len(setting.blocks), rest=setting.rest)
+    return NearbyPlan(after=int(found.total), noise=found.choice.noise, blocks=len(setting.blocks), rest=setting.rest)
