@@ -488,7 +488,8 @@ def test_the_outputs_of_a_dataclass_are_found():
 
 def test_the_peak_at_the_logits_is_said_to_be_there():
     found = profile(*[llama(vocabulary=8000)[0]], **text(8000), config=SketchConfig(ratio=0.1))
-    assert found.advice.startswith("at the logits")
+    assert found.advice.startswith("at the loss")
+    assert found.advice.endswith("backsketch.fuse_loss_(model)")
     assert "a fused loss would help more" in str(found)
     assert found.loss_bytes > BATCH * LENGTH * 8000 * FLOAT
     narrow, batch = roberta()
@@ -521,6 +522,7 @@ def test_what_would_lower_the_peak_is_told_by_its_largest_part(rows, features, o
     assert found.remedies[0].startswith(first)
     assert not found.lowers_peak
     assert first in str(found.advice)
+    assert "fuse_loss_" not in str(found)  # which would refuse the model
 
 
 def test_the_input_gradient_of_the_last_layer_is_no_part_of_the_logits():

@@ -88,7 +88,7 @@ class ModelReport:
         yield f"The exact peak is in {short(str(found.peak_before.place)).rpartition(' (')[0]}: {named}."
         if found.loss_bytes >= _WORTH * found.peak_before.total:
             remedy = ": bs.fuse_loss_(model) makes them some rows at a time" if any(w.fused for w in self.ways) else ""
-            yield f"{readable(found.loss_bytes)} of it are the logits and their loss{remedy}."
+            yield f"{readable(found.loss_bytes)} of it are {found.loss_in_words}{remedy}."
 
     def way_table(self) -> Table:
         """Return a row for each way to run the step: what it keeps, its peak, and the peak with optimiser states."""

@@ -12,7 +12,7 @@ from torch import nn
 from ..config import SketchConfig
 from ..convert.checkpointed_blocks import blocks_of, checkpoint_
 from ..convert.conversion import no_layer, sketch_
-from ..losses.fused_models import fuse_loss_, unfuse_loss_
+from ..losses.fused_models import can_fuse, fuse_loss_
 from ..memory.family_profile import FamilyProfile
 from ..memory.live_storages import Peak
 from ..memory.profile_result import Profile
@@ -47,7 +47,7 @@ def measured_ways(network: nn.Module, batch: Mapping[str, Any], found: Profile) 
     yield StepWay(name="exact", kept=found.kept_before, peak=found.peak_before, offered=False)
     if blocks := blocks_of(network):
         yield _measured(network, batch, lambda model: checkpoint_(model, blocks), name="checkpointing", offered=False)
-    has_head = _can_fuse(network)
+    has_head = can_fuse(network)
     if has_head and blocks:
         both = "checkpointing and fused loss"
         yield _measured(network, batch, lambda model: checkpoint_(fuse_loss_(model), blocks), name=both, offered=False)
@@ -95,12 +95,3 @@ def _whole(found: Profile, fused: bool) -> Callable[[nn.Module], object]:
         return sketch_(model, configs or None, None if configs else no_layer, rest=True)
 
     return convert
-
-
-def _can_fuse(network: nn.Module) -> bool:
-    """Tell whether ``fuse_loss_`` takes the network; why not, it says itself when it is called."""
-    try:
-        unfuse_loss_(fuse_loss_(network))
-    except ValueError:
-        return False
-    return True

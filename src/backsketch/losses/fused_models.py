@@ -59,17 +59,31 @@ def fuse_loss_(model: Model, *, chunk: int | None = None) -> Model:
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     if chunk is not None:
         check_positive("chunk", chunk)
-    found = language_models(model)
-    if not found:
-        raise ValueError(_NONE_FOUND.format(kind=type(model).__name__))
-    chosen = {name: module for name, module in found.items() if not _is_of_liger(module)}
-    for name, module in chosen.items():  # before any is changed
-        _check_head(name, module)
-    for name in found.keys() - chosen.keys():
+    chosen = fusable_models(model)
+    for name in language_models(model).keys() - chosen.keys():
         warnings.warn(f"fuse_loss_: {name or 'the model'} {_LIGER}", stacklevel=2)
     for module in chosen.values():
         _fuse(module, FusedLoss(chunk))
     return model
+
+
+def fusable_models(model: nn.Module) -> dict[str, nn.Module]:
+    """Return name -> module for the language models that ``fuse_loss_`` changes, or raise its ValueError."""
+    found = language_models(model)
+    if not found:
+        raise ValueError(_NONE_FOUND.format(kind=type(model).__name__))
+    chosen = {name: module for name, module in found.items() if not _is_of_liger(module)}
+    for name, module in chosen.items():
+        _check_head(name, module)
+    return chosen
+
+
+def can_fuse(model: nn.Module) -> bool:
+    """Tell whether ``fuse_loss_`` changes a model."""
+    try:
+        return bool(fusable_models(model))
+    except ValueError:
+        return False
 
 
 def unfuse_loss_(model: Model) -> Model:

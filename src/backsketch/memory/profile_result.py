@@ -58,6 +58,7 @@ class Profile:
         peak_before, peak_after: the peak of forward and backward.
         rest: in how many bits all else is kept after conversion; None if it stays as it is.
         families: what each family of operations other than sketched layers keeps, before and after.
+        language_models: the modules that compute a loss of logits; can_fuse: whether ``fuse_loss_`` takes them.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -70,6 +71,8 @@ class Profile:
     peak_after: Peak
     rest: RestConfig | None = None
     families: tuple[FamilyProfile, ...] = ()
+    language_models: tuple[str, ...] = ()
+    can_fuse: bool = False
 
     @property
     def pays(self) -> tuple[str, ...]:
@@ -115,7 +118,10 @@ class Profile:
 
     @property
     def loss_bytes(self) -> int:
-        """Return the bytes of logits and loss at the peak: what the last linear layer's forward or no module made."""
+        """Return the bytes of logits and loss at the peak.
+
+        They are what the last linear layer's forward, a language model, the whole model itself or no module made.
+        """
         return sum(
             size
             for item, size in self.peak_before.live.items()
@@ -124,7 +130,19 @@ class Profile:
 
     def _is_of_loss(self, place: Place) -> bool:
         by_last = place.phase == "forward" and bool(self.layers) and place.module == self.layers[-1].name
-        return place.module in (None, "") or by_last
+        return place.module in (None, "", *self.language_models) or by_last
+
+    @property
+    def loss_in_words(self) -> str:
+        """Say what ``loss_bytes`` are of."""
+        others = "the last layer's output and what the model computes itself, such as a loss"
+        return "the logits and their loss" if self.language_models else others
+
+    @property
+    def _fusing(self) -> str:
+        """Say what fuses the loss."""
+        alone = "backsketch.linear_cross_entropy(hidden, weight, target), if that is a cross-entropy"
+        return "backsketch.fuse_loss_(model)" if self.can_fuse else alone
 
     @property
     def lowers_peak(self) -> bool:
@@ -134,7 +152,8 @@ class Profile:
     @property
     def remedies(self) -> tuple[str, ...]:
         """Name what else would lower the peak, what it could free most of first."""
-        return remedies(self.peak_before, self.loss_bytes)
+        fused = f"a fused loss ({readable(self.loss_bytes)} are {self.loss_in_words}): {self._fusing}"
+        return remedies(self.peak_before, self.loss_bytes, fused)
 
     @property
     def advice(self) -> str | None:
@@ -144,8 +163,8 @@ class Profile:
         share = self.loss_bytes / max(self.peak_before.total, 1)
         if share >= 0.1 and self.loss_bytes > self.peak_before.total - self.peak_after.total:
             return (
-                f"at the logits: {readable(self.loss_bytes)} ({share:.0%}) of the peak are the logits and their loss; "
-                "a fused loss would help more: backsketch.fuse_loss_(model)"
+                f"at the loss: {readable(self.loss_bytes)} ({share:.0%}) of the peak are {self.loss_in_words}; "
+                f"a fused loss would help more: {self._fusing}"
             )
         return None
 

@@ -22,7 +22,7 @@ from ..convert.conversion import (
 from ..convert.converted_state import present_configs
 from ..convert.layer_classes import sketched_type
 from ..convert.left_exact import FROZEN, FUSED_LOSS
-from ..losses.fused_models import is_deferring_head
+from ..losses.fused_models import can_fuse, is_deferring_head, language_models
 from ..masks.attention_mask import follow_attention_mask
 from ..rest.packing_modules import check_rest, present_rests, rest_of, switch_on_again
 from ..rest.rest_config import Rest
@@ -98,6 +98,8 @@ def profile(
         peak_after=peaks[1],
         rest=packing,
         families=families,
+        language_models=tuple(language_models(model)),
+        can_fuse=can_fuse(model),
     )
 
 

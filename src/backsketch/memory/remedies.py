@@ -8,18 +8,19 @@ from .live_storages import ACTIVATIONS, GRADIENTS, PARAMETERS, TRANSIENTS, Peak
 _WORTH = 0.05  # a way that cannot free this share of the peak is not named
 
 
-def remedies(peak: Peak, loss_bytes: int) -> tuple[str, ...]:
+def remedies(peak: Peak, loss_bytes: int, fused: str) -> tuple[str, ...]:
     """Return other ways to lower the peak, the one that could free most first.
 
     Args:
-        loss_bytes: how many bytes of the peak are the logits and their loss.
+        loss_bytes: how many bytes of the peak are of the loss.
+        fused: how to lower these.
     """
     parts = peak.parts
     computed = max(parts[ACTIVATIONS] + parts[TRANSIENTS] - loss_bytes, 0)
     weights = parts[PARAMETERS] + parts[GRADIENTS]
     found = [
         (computed, f"gradient checkpointing ({readable(computed)} are activations, which it computes again)"),
-        (loss_bytes, f"a fused loss ({readable(loss_bytes)} are the logits and their loss)"),
+        (loss_bytes, fused),
         (
             weights,
             f"LoRA or quantised weights ({readable(weights)} are parameters and gradients, which a sketch does not "
