@@ -128,7 +128,8 @@ class ModelReport:
         )
         rest = other_bytes(self.found)
         rows += (("all else", "", readable(rest), f"{rest / self.found.kept_before:.1%}", ""),)
-        notes = tuple(f"no gain in {kind.name}: {kind.reason}" for kind in kinds if kind.reason)
+        why = (f"no gain in {kind.name}: {kind.reason}" for kind in kinds if kind.reason)
+        notes = ("×: how many there are. of all: the share of all that is kept for backward.", *why)
         return Table(("linear layers", "×", "input", "of all", "sketch"), rows, notes, frozenset({1, 2, 3, 4}))
 
     def choice_table(self) -> Table:
