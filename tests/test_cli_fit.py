@@ -58,6 +58,8 @@ def test_steps_are_timed_where_asked_and_nothing_that_fits_is_said(tiny, capsys)
     assert shown.startswith("It does not fit as it is: ")
     assert "measured on this machine" in shown
     assert "What would help:" in shown
+    assert "- --optimizer adamw8bit: the states" in shown
+    assert "- --lora 16: weights" in shown
 
 
 @pytest.mark.parametrize(

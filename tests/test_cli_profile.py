@@ -203,7 +203,7 @@ def test_where_no_config_lowers_the_peak_it_says_what_would(shares, arguments, m
     assert "sketch_(" not in shown
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
 def test_experts_have_a_row_of_their_own(dtype, capsys, tmp_path):
     config = transformers.MixtralConfig(
         **TINY, num_key_value_heads=2, num_local_experts=4, architectures=["MixtralForCausalLM"]
@@ -211,7 +211,7 @@ def test_experts_have_a_row_of_their_own(dtype, capsys, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     told = record(capsys, str(tmp_path), "--dtype", dtype)
     families = next(way["families"] for way in told["ways"] if way["families"])
-    size = {"float32": 4, "bfloat16": 2}[dtype]
+    size = {"float32": 4, "bf16": 2}[dtype]
     layers, experts, rows = 2, 4, 2 * 8 * 16  # each token goes to two experts
     offsets = experts * 4
     assert families["experts"]["before"] == layers * (rows * (32 + 64) * size + offsets)
@@ -409,7 +409,7 @@ MISTAKES = [
     (["vits"], "transformers has no vits model with a head known here (sequence-classification, causal-lm"),
     (["moonshine"], "the config of a moonshine model does not tell the shape of its audio: backsketch.profile(model"),
     (["double"], "dtype must be one of float32, bfloat16, float16, got 'float64' from the config: give --dtype"),
-    (["bert", "--dtype", "int8"], "dtype must be one of float32, bfloat16, float16, got 'int8'"),
+    (["bert", "--dtype", "int8"], "dtype must be one of fp32, bf16, fp16, float32, bfloat16, float16, got 'int8'"),
     (["bert", "--device", "moon"], "device must be meta, cpu or cuda, got 'moon'"),
     (["bert", "--ratio", "2"], "ratio must be in (0, 1], got 2.0"),
     (["bert", "--budget", "20%", "--ratio", "0.1"], "--budget finds the ratio: it excludes --ratio"),

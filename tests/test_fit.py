@@ -10,7 +10,7 @@ from torch import nn
 import backsketch as bs
 from backsketch import peak_memory, saved_memory
 from backsketch.fitting.batches import ResizableBatch
-from backsketch.fitting.fit_table import as_text
+from backsketch.fitting.fit_table import as_text, table_of
 from backsketch.fitting.fitter import fit
 from backsketch.fitting.growth import largest
 from backsketch.fitting.meta_copy import meta_copy
@@ -138,7 +138,8 @@ def test_the_model_stays_and_the_answer_comes_first_and_the_best_way_last():
     assert tight.headline.startswith("It does not fit as it is: ")
     assert tight.best is not None
     assert tight.best.peak.total == peaks[0]
-    assert str(tight).endswith("; ".join(tight.best.code))
+    assert str(tight).endswith("\n  import backsketch as bs\n  " + "; ".join(tight.best.code))
+    assert "leave about a tenth of the card" in str(tight)
     none = dataclasses.replace(wide, memory=peaks[0] // 2)
     assert none.best is None
     assert "Nothing here fits" in none.headline
@@ -183,6 +184,59 @@ def test_mistakes_are_told_in_words(options, message):
         fit(nn.Linear(2, 2), torch.randn(2, 2), **({"memory": "1GiB"} | options))
 
 
+def test_measured_times_are_compared_with_each_other():
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 4))
+    found = fit(model, torch.randn(32, 64), memory="1MiB")
+    for seconds, best, times in (
+        ((3.0, 2.0, 1.0), 2, ("1.00", "0.67", "0.33")),
+        ((3.0, None, 4.0), 0, ("1.00", "-", "1.33")),
+        ((None, 2.0, 1.0), 2, ("-", "1.00", "0.50")),  # exact training ran out of memory
+    ):
+        rows = (dataclasses.replace(row, measured_seconds=s) for row, s in zip(found.rows, seconds, strict=True))
+        measured = dataclasses.replace(found, rows=tuple(rows))
+        assert measured.best is measured.rows[best]
+        assert tuple(row[-3] for row in table_of(measured, 120).rows) == times
+        whose = "linear sketches" if seconds[0] is None else "exact training"
+        assert f"measured on this machine, as a multiple of {whose}" in " ".join(str(measured).split())
+
+
+def test_no_more_blocks_are_checkpointed_than_it_takes():
+    model, batch = without_dropout(roberta, num_hidden_layers=9)
+    batch = larger(batch, 64)
+    peaks = {row.way: row.peak.total for row in fit(model, **batch, memory="1GiB").rows}
+    limit = peaks["sketches and rest"] - 1
+    row = fit(model, **batch, memory=limit).rows[-1]
+    assert row.checkpointed == (3, 9)
+    assert row.peak.total <= limit
+
+
+def test_channels_are_no_length():
+    model = nn.Sequential(nn.Conv1d(8, 16, 3), nn.GELU(), nn.Conv1d(16, 4, 3))
+    found = fit(model, torch.randn(4, 8, 32), memory="1MiB")
+    assert (found.length, found.rows[0].largest_length) == (None, None)
+    assert found.rows[0].largest_batch > 4
+
+
+def test_a_step_that_needs_values_is_refused_in_words():
+    class Reads(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * x.max().item()
+
+    with pytest.raises(RuntimeError, match=r"a step of Reads with batch 2 failed on the meta device.* profile and"):
+        fit(Reads(4, 4), torch.randn(2, 4), memory="1GiB")
+
+
+def test_products_of_two_types_are_refused():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match=r"parameters are float32 in 0\.weight and 1 more; bfloat16 in 1\."):
+        fit(model, torch.randn(2, 8), memory="1GiB")
+    norm = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8, dtype=torch.bfloat16))
+    assert fit(norm, torch.randn(2, 8), memory="1GiB").best is not None
+    pytest.importorskip("peft")
+    with pytest.raises(ValueError, match="lora must be None for a model without linear layers that peft adapts, got 4"):
+        fit(nn.Conv1d(8, 8, 3), torch.randn(2, 8, 9), memory="1GiB", lora=4)
+
+
 def test_a_length_over_the_positions_is_refused():
     model, _ = without_dropout(gpt2)
     with pytest.raises(ValueError, match="length must be at most 32"):
@@ -198,7 +252,7 @@ def test_the_largest_size_is_found_whatever_is_foretold():
                 asked.append(size)
                 return 10 * size + size // 7
 
-            best = largest(measure, limit, sizes=(4, 12), most=2**20, predict=predict, exact=lambda: False)
+            best = largest(measure, limit, sizes=(4, 12), most=2**20, predict=predict, trusted=lambda: False)
             assert best == max((size for size in range(2000) if 10 * size + size // 7 <= limit), default=0)
             assert len(asked) < 40
 

@@ -45,6 +45,24 @@ Out: TypeAlias = Annotated[
 ]
 AsJson: TypeAlias = Annotated[bool, Option("--json", help="Print the record as JSON, and nothing else.")]
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def full_dtype(name: str | None) -> str | None:
+    """Return the name that torch has for a dtype, or raise a Problem that lists those that are known."""
+    full = name if name is None else _SHORT.get(name, name)
+    if full is not None and full not in DTYPES:
+        raise Problem(f"dtype must be one of {', '.join((*_SHORT, *DTYPES))}, got {name!r}")
+    return full
+
+
+def check_sizes(**sizes: int | None) -> None:
+    """Raise a Problem for a size that is not positive; None is one that was not given."""
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise Problem(f"{name} must be a positive integer, got {size}")
+
 
 def given_fields(
     kind: str | None,

@@ -16,13 +16,13 @@ from typer import Argument, Option
 
 from ..config import SketchConfig
 from ..convert.conversion import configs_for
-from ..fitting.positions import positions
 from ..memory.optimizer_states import OPTIMIZERS, check_optimizer, states_of_all
 from ..memory.profile_result import Profile
 from ..memory.profiling import profile as profile_step
-from ..planning.budget import as_budget
+from ..planning.budget import as_budget, too_small
 from ..planning.layer_points import RATIOS
 from .options import (
+    DTYPES,
     SKETCH,
     AsJson,
     Bits,
@@ -33,6 +33,8 @@ from .options import (
     Ratio,
     Rotate,
     check_budget,
+    check_sizes,
+    full_dtype,
     given_fields,
     parse_budget,
 )
@@ -41,7 +43,6 @@ from .profile_report import ModelReport, linear_inputs
 from .step_ways import StepWay, measured_ways
 
 KEEPS = (0.27, 0.1, 0.05)
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Recommended: TypeAlias = Callable[..., SketchConfig]  # SketchConfig.recommended, for the type of the model
 
@@ -57,9 +58,7 @@ def profile(
             "audio-classification. Default: what the config names; for encoders a classifier."
         ),
     ] = None,
-    dtype: Annotated[
-        str | None, Option(help="float32, bfloat16 or float16. Default: what the config states, else float32.")
-    ] = None,
+    dtype: Annotated[str | None, Option(help="fp32, bf16 or fp16. Default: what the config states, else fp32.")] = None,
     device: Annotated[
         str, Option(help="cpu or cuda runs a real step there; meta computes sizes only, without memory.")
     ] = "meta",
@@ -91,35 +90,25 @@ def profile(
     counts what the fused kernels of a GPU keep.
     """
     given = given_fields(kind, ratio, dim, bits, block, center, rotate)
-    for name, value in (("batch", batch), ("seq", seq)):
-        if value < 1:
-            raise Problem(f"{name} must be a positive integer, got {value}")
-    if dtype is not None and dtype not in DTYPES:
-        raise Problem(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    check_sizes(batch=batch, seq=seq)
+    full = full_dtype(dtype)
     check_budget(budget, given)
     with users_mistakes():
         check_optimizer(optimizer)
         asked = SketchConfig(**given) if given else None
-        limit = None if budget is None else as_budget(parse_budget(budget))
+        if (limit := parse_budget(budget)) is not None:
+            as_budget(limit)  # which raises before anything is computed
         _check_device(device)
     need("transformers", "transformers")
-    from .models import batch_in_words, build, find_head, load_config, make_batch, stated_dtype, takes_seq
+    from .models import batch_in_words, make_batch
+    from .named_model import NamedModel
 
     with users_mistakes():
-        description = load_config(model)
-        chosen_head = find_head(description) if head is None else head
-        stated = stated_dtype(description) if dtype is None else None
-        used = dtype or stated or "float32"
-        if used not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {used!r} from the config: give --dtype")
-        network = build(description, chosen_head, device=device, dtype=DTYPES[used])
-        has_seq = takes_seq(description, chosen_head)
-        most = positions(network) if has_seq else None
-        if most is not None and seq > most:
-            raise ValueError(f"seq must be at most {most}, the positions that the model has, got {seq}")
-        inputs = make_batch(network, chosen_head, batch=batch, seq=seq, device=device)
+        named = NamedModel.of(model, head=head, dtype=full, seq=seq, device=device)
+        network = named.network
+        inputs = make_batch(network, named.head, batch=batch, seq=seq, device=device)
 
-    recommended = partial(SketchConfig.recommended, dtype=DTYPES[used])
+    recommended = partial(SketchConfig.recommended, dtype=DTYPES[named.dtype])
     config = recommended() if asked is None else asked
 
     def measure(one: SketchConfig) -> Profile:
@@ -140,10 +129,10 @@ def profile(
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "parameter_bytes": sum(parameter.nbytes for parameter in network.parameters()),
         "batch": batch,
-        "seq": seq if has_seq else None,
+        "seq": seq if named.has_seq else None,
         "examples": batch_in_words(inputs),
-        "dtype": used,
-        "dtype_from": "--dtype" if dtype else "config" if stated else "default",
+        "dtype": named.dtype,
+        "dtype_from": named.dtype_from,
         "device": device,
     }
     states = {name: states_of_all(name, network.parameters()) for name in OPTIMIZERS}
@@ -178,9 +167,10 @@ def _measure(network: nn.Module, inputs: dict[str, Any], config: SketchConfig, d
 
 
 def _within(
-    limit: int | float, network: nn.Module, found: Profile, given: dict[str, Any], recommended: Recommended
+    asked: str | float | int, network: nn.Module, found: Profile, given: dict[str, Any], recommended: Recommended
 ) -> SketchConfig:
-    """Return the config with the most rows under which linear inputs keep no more than the budget."""
+    """Return the config with the most rows under which linear inputs keep no more than the budget that is asked for."""
+    limit = as_budget(asked)
     ours = [recommended(step / 500) for step in range(1, 501)]
     candidates = [SketchConfig(**{**given, "ratio": share}) for share in RATIOS] if given else ours
     inputs = _LinearInputs(network, found)
@@ -188,10 +178,7 @@ def _within(
     place = bisect_right(candidates, most, key=inputs.under)
     if place == 0:
         least = inputs.under(candidates[0])
-        raise ValueError(
-            f"budget must be at least {least} bytes, {least / inputs.today:.1%} of the {inputs.today} that linear "
-            f"inputs keep today, got {most} bytes"
-        )
+        raise ValueError(too_small("budget", asked, most, least, inputs.today, "that linear inputs keep today"))
     return candidates[place - 1]
 
 

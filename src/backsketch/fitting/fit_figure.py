@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 from ..memory.live_storages import ACTIVATIONS, GRADIENTS, OPTIMIZER_STATES, PARAMETERS, TRANSIENTS
@@ -49,6 +50,7 @@ def draw_fit(found: Fit, path: Path, title: str = "") -> None:
     axes.set_axisbelow(True)
     size = f"batch {found.batch}" + ("" if found.length is None else f", length {found.length}")
     ranks = "" if found.ranks == 1 else f", {found.ranks} ranks"
-    figure.suptitle(", ".join(filter(None, [title, size])) + f", {found.optimizer}{ranks}", fontsize=11)
+    about = ", ".join(filter(None, [title, size])) + f", {found.optimizer}{ranks}"
+    figure.suptitle(f"{textwrap.fill(found.headline, 100)}\n{about}", fontsize=11)
     figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=9)
     figure.savefig(path, dpi=150)

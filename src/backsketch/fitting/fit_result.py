@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..table import readable
 from .timeline import StepPeak
@@ -12,6 +13,12 @@ from .ways import AS_PRECISE, NO_NOISE
 
 WISHES = ("time", "noise", "batch", "length")
 FUSED, ADAPTERS = "fused loss", "LoRA"
+Spelled: TypeAlias = Callable[[str, object], str]  # an option and its value, as a user writes them
+
+
+def in_python(name: str, value: object) -> str:
+    """Write an option as an argument of a function."""
+    return f"{name}={value!r}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +107,17 @@ class Fit:
         return min(self.rows, key=lambda row: row.peak.total)
 
     @property
+    def timed(self) -> FitRow:
+        """Return the way that all times are multiples of: the first that was measured, or else exact training."""
+        return next((row for row in self.rows if row.measured_seconds is not None), self.rows[0])
+
+    def relative_time(self, row: FitRow) -> float | None:
+        """Return the time of a way as a multiple of that of ``timed``; None if only others were measured."""
+        if self.timed.measured_seconds is None:
+            return row.time
+        return None if row.measured_seconds is None else row.measured_seconds / self.timed.measured_seconds
+
+    @property
     def unit(self) -> tuple[str, int]:
         """Return the unit in which its sizes are easy to read, and its bytes."""
         return ("GiB", 2**30) if self.rows[0].peak.total >= 4 * 2**30 else ("MiB", 2**20)
@@ -139,9 +157,8 @@ class Fit:
         """Return the rows as plain values."""
         return [_record(row) | {"fits": self.fits(row)} for row in self.rows]
 
-    @property
-    def remedies(self) -> list[str]:
-        """List what would make it fit if nothing does."""
+    def remedies(self, spelled: Spelled = in_python) -> list[str]:
+        """List what would make it fit if nothing does, with options ``spelled`` as the user gives them."""
         least, help_ = self.smallest, []
         if least.largest_batch:
             help_.append(f"a batch of at most {least.largest_batch}, with {least.title}")
@@ -149,9 +166,10 @@ class Fit:
             help_.append(f"a length of at most {least.largest_length}, with {least.title}")
         fixed = f"weights, gradients and states alone take {readable(least.fixed)}"
         if least.states and self.optimizer == "adamw":
-            help_.append(f"optimizer='adamw8bit': the states of adamw take {readable(least.states)}")
+            help_.append(f"{spelled('optimizer', 'adamw8bit')}: the states of adamw take {readable(least.states)}")
         if not any(row.group.startswith(ADAPTERS) for row in self.rows):
-            help_.append(f"lora=16: {fixed}, and adapters need neither gradients nor states of the weights")
+            adapters = "adapters need neither gradients nor states of the weights"
+            help_.append(f"{spelled('lora', 16)}: {fixed}, and {adapters}")
         where = "one card" if self.ranks == 1 else f"each of {self.ranks}"
         help_.append(f"more ranks to share them: {fixed} on {where}")
         return help_
@@ -159,14 +177,15 @@ class Fit:
     def _order(self, row: FitRow) -> tuple[float, ...]:
         place = float(self.rows.index(row))
         noisy = float(_NOISES.index(row.noise) if row.noise in _NOISES else len(_NOISES))
-        time = row.measured_seconds or row.seconds
+        relative = self.relative_time(row)
+        time = (1.0, row.time) if relative is None else (0.0, relative)  # what was not measured comes last
         if self.wish == "noise":
-            return noisy, time, place
+            return noisy, *time, place
         if self.wish == "batch":
-            return -row.largest_batch, time, place
+            return -row.largest_batch, *time, place
         if self.wish == "length":
-            return -(row.largest_length or 0), time, place
-        return round(time / (self.rows[0].measured_seconds or self.rows[0].seconds), 2), noisy, place
+            return -(row.largest_length or 0), *time, place
+        return time[0], round(time[1], 2), noisy, place
 
 
 _ABOUT = ("memory", "batch", "length", "positions", "optimizer", "ranks", "wish")

@@ -7,21 +7,22 @@ from collections.abc import Iterator
 
 from ..memory.live_storages import Place
 from ..table import Table, readable
-from .fit_result import Fit, FitRow
+from .fit_result import Fit, FitRow, Spelled, in_python
 from .largest_sizes import MOST_BATCH, MOST_LENGTH
 from .roofline import ACCELERATORS
 from .timeline import GATHER, REDUCE
+from .ways import NO_NOISE
 
 WIDE = 120  # columns from which on everything has room
 _LONGEST = 9  # letters of a module's name
 
 
-def as_text(found: Fit, columns: int, about: str = "") -> str:
+def as_text(found: Fit, columns: int, about: str = "", spelled: Spelled = in_python) -> str:
     """Return everything that there is to say, fitted to so many columns; ``about`` is the second line."""
     first, *others = lines_before(found, columns)
     width = min(columns, 120)
     before = [textwrap.fill(line, width) for line in (first, about, *others) if line]
-    after = [line if line.startswith("  ") else textwrap.fill(line, width) for line in lines_after(found)]
+    after = [line if line.startswith("  ") else textwrap.fill(line, width) for line in lines_after(found, spelled)]
     return "\n".join([*before, "", str(table_of(found, columns)), "", *after])
 
 
@@ -64,15 +65,22 @@ def lines_before(found: Fit, columns: int) -> Iterator[str]:
                 yield f"{whose}{', '.join(sizes)}, states {readable(row.states)}, in every row."
 
 
-def lines_after(found: Fit) -> Iterator[str]:
+def lines_after(found: Fit, spelled: Spelled = in_python) -> Iterator[str]:
     """Yield how to read the table, and last the best way as Python."""
-    yield "kept: activations held for backward. left: of the card. batch, length: the largest that fit, one at a time."
+    yield (
+        "kept: activations held for backward. left: the card's memory less the peak. batch, length: the largest that "
+        "fit, one at a time."
+    )
+    yield "Tensors are counted: leave about a tenth of the card for the allocator and CUDA."
     if any("*" in _length(row, found) for row in found.rows):
         yield f"* as many as the model has positions for, {found.positions}."
     if any(row.largest_batch == MOST_BATCH or row.largest_length == MOST_LENGTH for row in found.rows):
         yield "+ and more: larger ones were not tried."
-    if any(row.measured_seconds for row in found.rows):
-        yield "time: of forward and backward, measured on this machine, as a multiple of exact training."
+    exact = "exact training" if found.timed is found.rows[0] else found.timed.title
+    if found.timed.measured_seconds is not None:
+        others = any(found.relative_time(row) is None for row in found.rows)
+        missing = "; - is not measured: with adapters, or out of memory" if others else ""
+        yield f"time: of forward and backward, measured on this machine, as a multiple of {exact}{missing}."
     else:
         card = next(iter(ACCELERATORS))
         yield f"time: a multiple of exact training, computed for an {card} from flops and bytes moved, never run."
@@ -84,15 +92,19 @@ def lines_after(found: Fit) -> Iterator[str]:
     best = found.best
     if best is None:
         yield "What would help:"
-        yield from (f"- {remedy}" for remedy in found.remedies)
+        yield from (f"- {remedy}" for remedy in found.remedies(spelled))
         return
-    exact = next((row for row in found.rows if row.noise == "none" and found.fits(row)), None)
-    if exact is not None and best.noise != "none":
-        yield f"Without noise: {exact.title}, {_time(exact, found)} × the time."
+    quiet = next((row for row in found.rows if row.noise == NO_NOISE and found.fits(row)), None)
+    if quiet is not None and best.noise != NO_NOISE:
+        price = found.relative_time(quiet)
+        yield f"Without noise: {quiet.title}{'' if price is None else f', {price:.2f} × the time of {exact}'}."
     yield f"Best for {_WISH[found.wish]}: {best.title}."
-    yield "  " + ("; ".join(best.code) or "train as you do: nothing to change")
+    code = "; ".join(best.code)
+    yield from (f"  {line}" for name, line in _IMPORTS.items() if name in code)
+    yield f"  {code or 'train as you do: nothing to change'}"
 
 
+_IMPORTS = {"bs.": "import backsketch as bs", "get_peft_model": "from peft import LoraConfig, get_peft_model"}
 _WISH = {
     "time": "the least time",
     "noise": "the least noise",
@@ -114,10 +126,8 @@ def _length(row: FitRow, found: Fit) -> str:
 
 
 def _time(row: FitRow, found: Fit) -> str:
-    first = found.rows[0]
-    if row.measured_seconds and first.measured_seconds:
-        return f"{row.measured_seconds / first.measured_seconds:.2f}"
-    return "-" if first.measured_seconds else f"{row.time:.2f}"
+    relative = found.relative_time(row)
+    return "-" if relative is None else f"{relative:.2f}"
 
 
 def _where(place: Place | None) -> str:

@@ -21,7 +21,8 @@ from .groups import Group, groups_of
 from .largest_sizes import MOST_LENGTH, largest_batch, largest_length
 from .measuring import check_measurable, step_seconds
 from .meta_copy import meta_copy
-from .positions import positions
+from .positions import positions, takes_lengths
+from .product_types import check_products
 from .rank_share import RankShare
 from .roofline import ACCELERATORS
 from .subject import Subject, WaySteps
@@ -44,7 +45,8 @@ def fit(
 ) -> Fit:
     """Tell whether a training step of ``model`` on a batch fits into ``memory``, for each way to train.
 
-    Nothing is trained and no memory is used: a copy of the model runs on the meta device. The model stays as it is.
+    Nothing is trained: a copy of the model runs on the meta device, which takes no memory. With ``measure`` the model
+    itself runs too. It stays as it is.
 
     Args:
         model: on any device, not sharded.
@@ -96,6 +98,9 @@ def fit_model(
     most = positions(model) if length is not None else None
     if most is not None and length is not None and length > most:
         raise ValueError(f"length must be at most {most}, the positions that the model has, got {length}")
+    check_products(model, batches(batch, length), loss)
+    if most is None and length is not None and not takes_lengths(model, batches, loss, batch, length):
+        length = None
     fitter = _Fitter(memory, optimizer, ranks, batch, length, most or MOST_LENGTH, real)
     rows = [row for group in groups_of(model, batches, loss, lora) for row in fitter.rows(group)]
     return Fit(
@@ -190,7 +195,7 @@ class _Fitter:
         return step_seconds(model, inputs, group.subject.loss, way, blocks, fused=fused)
 
     def _checkpointed(self, steps: WaySteps, way: Way, share: RankShare, depth: int) -> int:
-        """Return how many blocks are checkpointed: all, none, or the fewest with which it fits, or else half."""
+        """Return how many blocks are checkpointed: all, none, or the fewest with which it fits; else half."""
         if way.checkpointed != SOME:
             return depth if way.checkpointed == ALL else 0
 
@@ -198,8 +203,8 @@ class _Fitter:
             step = steps.at(self._batch, self._length, count, kernels=True)  # as the row asks for them anyway
             return step.peak(share).total <= self._memory
 
-        low, high = steps.choices[0], steps.choices[-1]
-        if fits(low) or not fits(high):
+        low, high = steps.choices[0] - 1, steps.choices[-1]
+        if fits(0) or not fits(high):
             return depth // 2
         while low + 1 < high:
             middle = (low + high) // 2

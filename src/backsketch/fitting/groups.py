@@ -60,7 +60,12 @@ def _adapted(model: nn.Module, rank: int) -> nn.Module:
         raise ImportError("lora needs peft: pip install 'backsketch[peft]'") from error
     own: Any = copy.deepcopy(model)
     config = LoraConfig(r=rank, target_modules="all-linear")
-    adapted: nn.Module = get_peft_model(own, config, autocast_adapter_dtype=False)
+    try:
+        adapted: nn.Module = get_peft_model(own, config, autocast_adapter_dtype=False)
+    except ValueError as error:
+        raise ValueError(
+            f"lora must be None for a model without linear layers that peft adapts, got {rank}: {error}"
+        ) from error
     return adapted.to("meta").train()
 
 

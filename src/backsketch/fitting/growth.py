@@ -55,23 +55,23 @@ class Growth:
 
 
 def largest(
-    fits: Callable[[int], int],
+    peak: Callable[[int], int],
     limit: int,
     *,
     sizes: Sequence[int],
     most: int,
     predict: Callable[[int], float] | None,
-    exact: Callable[[], bool],
+    trusted: Callable[[], bool],
 ) -> int:
     """Return the largest size, at most ``most``, whose step has a peak of at most ``limit`` bytes; 0 if none has.
 
     Args:
-        fits: measures the peak of the step of a size, which grows with the size.
+        peak: measures the peak of the step of a size, which grows with the size.
         limit: the bytes that there are.
         sizes: to begin with, until a prediction is needed; those that ``predict`` knows.
         most: the largest size to think of.
-        predict: foretells what ``fits`` would measure, or None. What it says is measured before it is believed.
-        exact: tells whether to believe, once a size fits, that the next one does not if that is foretold.
+        predict: foretells what ``peak`` would measure, or None. What it says is measured before it is believed.
+        trusted: tells whether to believe, once a size fits, that the next one does not if that is foretold.
     """
     measured: dict[int, int] = {}
     fitting, too_large = 0, most + 1
@@ -83,12 +83,12 @@ def largest(
                 continue
         elif predict is not None and len(measured) < _TRIES:
             guess = _foretold(predict, measured, limit, fitting, too_large)
-            if guess == fitting and fitting in measured and exact():  # the next size is foretold not to fit
+            if guess == fitting and fitting in measured and trusted():  # the next size is foretold not to fit
                 return fitting
         else:
             guess = 2 * fitting if too_large > most else (fitting + too_large) // 2
         guess = min(max(guess, fitting + 1), too_large - 1)
-        measured[guess] = fits(guess)
+        measured[guess] = peak(guess)
         fitting, too_large = (guess, too_large) if measured[guess] <= limit else (fitting, guess)
     return fitting
 

@@ -42,5 +42,5 @@ def _largest(at: Callable[[int], Timeline], sizes: Sequence[int], *, share: Rank
         sizes=sizes,
         most=most,
         predict=lambda size: grown.peak(size, share),
-        exact=lambda: grown.foreseeable,
+        trusted=lambda: grown.foreseeable,
     )

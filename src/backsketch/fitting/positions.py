@@ -1,8 +1,12 @@
-"""How many tokens a model has positions for."""
+"""How long the examples of a model may be."""
 
 from __future__ import annotations
 
 from torch import nn
+
+from ..memory.meta_device import meta_step
+from ..memory.training_step import Loss, forward_to_loss
+from .batches import BatchMaker
 
 
 def positions(model: nn.Module) -> int | None:
@@ -15,3 +19,14 @@ def positions(model: nn.Module) -> int | None:
             unused = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa's positions start after it
             limits.append(module.num_embeddings - unused)
     return min(limits, default=None)
+
+
+def takes_lengths(model: nn.Module, batches: BatchMaker, loss: Loss | None, batch: int, length: int) -> bool:
+    """Tell whether a model on the meta device runs at twice a length, which may be a number of channels instead."""
+    args, kwargs = batches(batch, 2 * length)
+    try:
+        with meta_step():
+            forward_to_loss(model, args, kwargs, loss)
+    except Exception:  # whatever a model raises if it does not take a shape
+        return False
+    return True

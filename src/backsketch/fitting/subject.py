@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 from torch import nn
 
@@ -14,7 +14,7 @@ from .batches import BatchMaker
 from .depth import with_few_blocks
 from .step_log import record_step
 from .timeline import Timeline
-from .ways import ALL, SOME, Way
+from .ways import ALL, NONE, SOME, Way
 
 # So many blocks run where blocks are alike, of each kind: the first, one that stands for those between, and the last.
 ALIKE, OF_TWO_KINDS = 3, 6
@@ -39,7 +39,12 @@ class Subject:
         """Run one step of a copy of the model."""
         args, kwargs = self.batches(batch, length)
         forward = partial(forward_to_loss, model, args, kwargs, self.loss)
-        return Timeline.of(record_step(model, blocks, forward, kernels=kernels))
+        try:
+            return Timeline.of(record_step(model, blocks, forward, kernels=kernels))
+        except RuntimeError as error:
+            size = f"batch {batch}" + ("" if length is None else f", length {length}")
+            reason = str(error).split("\n", 1)[0][:200].rstrip(".")
+            raise RuntimeError(_FAILED.format(model=type(model).__name__, size=size, reason=reason)) from error
 
 
 class WaySteps:
@@ -68,7 +73,7 @@ class WaySteps:
 
     @property
     def choices(self) -> range:
-        """Return the numbers of blocks that may be checkpointed where some are."""
+        """Return the numbers of blocks that may be checkpointed where some are; none may be too."""
         if self._few is not None:
             return range(OF_TWO_KINDS // 2, self._subject.depth - OF_TWO_KINDS // 2 + 1)
         return range(1, max(2, self._subject.depth))
@@ -77,6 +82,8 @@ class WaySteps:
         """Return the step at a size, with the first ``checkpointed`` blocks checkpointed."""
         if self._few is None:
             return self._logged(batch, length, checkpointed, kernels)
+        if self._way.checkpointed == SOME and not checkpointed:
+            return self._without.at(batch, length, 0, kernels=kernels)
         log, missing = self._logged(batch, length, -1, kernels), self._subject.depth
         if self._way.checkpointed == SOME:
             half = OF_TWO_KINDS // 2
@@ -93,6 +100,11 @@ class WaySteps:
         self._logs[batch, length, checkpointed, kernels] = found
         return found
 
+    @cached_property
+    def _without(self) -> WaySteps:
+        """Return the same way with no block checkpointed, which needs other blocks to stand for all."""
+        return WaySteps(self._subject, replace(self._way, checkpointed=NONE), few=True)
+
     @property
     def _blocks_run(self) -> int:
         return OF_TWO_KINDS if self._way.checkpointed == SOME else ALIKE
@@ -103,3 +115,10 @@ class WaySteps:
             self._way.apply(model, self._subject.blocks[:checkpointed])
             self._models[checkpointed] = model
         return self._models[checkpointed]
+
+
+_FAILED = (
+    "a step of {model} with {size} failed on the meta device, which has shapes and no values: {reason}. fit needs a "
+    "forward that reads no values, as .item() and nonzero do, and takes batches of any size; profile and peak_memory "
+    "measure a step of a model with values"
+)

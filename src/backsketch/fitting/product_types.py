@@ -1,0 +1,56 @@
+"""check_products: refuse a model that multiplies tensors of two types, as the meta device alone does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..memory.meta_device import meta_step
+from ..memory.training_step import Loss, forward_to_loss
+from ..torch_private import TorchDispatchMode, tree_leaves
+from .batches import Inputs
+
+
+def check_products(model: nn.Module, inputs: Inputs, loss: Loss | None) -> None:
+    """Raise ValueError that names the types of a model and a batch if a product in a step is of two of them."""
+    tensors = [*model.parameters(), *(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))]
+    if len({tensor.dtype for tensor in tensors if tensor.is_floating_point()}) < 2:
+        return
+    args, kwargs = inputs
+    try:
+        with meta_step(), _OneType():  # type: ignore[no-untyped-call]
+            forward_to_loss(model, args, kwargs, loss)
+    except RuntimeError:
+        return  # the step that is measured next fails too, and says so
+    except _TwoTypesError as error:
+        names: dict[str, list[str]] = {}
+        for name, parameter in model.named_parameters():
+            names.setdefault(_short(parameter.dtype), []).append(name)
+        types = "; ".join(f"{dtype} in {own[0]} and {len(own) - 1} more" for dtype, own in names.items())
+        message = f"model must multiply tensors of one type or cast them, got {error}: its parameters are {types}"
+        raise ValueError(message) from None
+
+
+class _TwoTypesError(Exception):
+    """A product of two types."""
+
+
+class _OneType(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside the block, raise an error for a product of two types."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in _PRODUCTS:
+            kinds = list(dict.fromkeys(value.dtype for value in args if isinstance(value, Tensor)))
+            if len(kinds) > 1:
+                raise _TwoTypesError(" × ".join(map(_short, kinds)))
+        return func(*args, **(kwargs or {}))
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+_aten = torch.ops.aten
+_PRODUCTS = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm}
