@@ -114,6 +114,7 @@ def compute(model: Model) -> Iterator[dict[str, Any]]:
                 "ranks": {
                     str(ranks): {
                         "weights": share.weights,
+                        "gradients": share.gradients,
                         "states": share.states,
                         "peaks": {_name(size): step.peak(share).total for size, step in made.items()},
                         "largest": {str(card): _largest(model, steps, checkpointed, share, card) for card in CARDS},
@@ -147,11 +148,11 @@ def page(records: dict[str, list[dict[str, Any]]], versions: dict[str, str]) -> 
 
 def _section(model: Model, rows: list[dict[str, Any]], ranks: str) -> Iterator[str]:
     """Yield what there is to say of a model on a number of ranks: first what fits, then the table."""
-    weights, states = (rows[0][name] / 1e9 for name in ("weights", "states"))
+    weights, gradients, states = (rows[0][name] / 1e9 for name in ("weights", "gradients", "states"))
     yield f"### {model.title} on {ranks} rank{'' if ranks == '1' else 's'}\n"
     for card in CARDS:
         yield f"- {_verdict(rows, _name(model.start), card)}"
-    yield f"- Weights take {weights:.1f} GB and states {states:.1f} GB of each rank.\n"
+    yield f"- Weights {weights:.2f}, gradients {gradients:.2f}, states {states:.2f} GB per rank.\n"
     sizes = [_name(size) for size in model.sizes]
     yield f"| peak of a step, GB | {' | '.join(sizes)} | {' | '.join(title for title, _, _ in _limits(model))} |"
     yield f"|---|{'---:|' * (len(sizes) + len(_limits(model)))}"
@@ -213,14 +214,16 @@ this page is computed, and nothing of it was ever run on a card.** A few blocks 
 device, which has shapes and no values, and stand for all blocks, which are alike; [fit](fit.md) says how, and which
 tests hold it to real steps of small models. For this page no step of all blocks was run.
 
-Before each table stands whether a step fits cards of 24 and 80 GB, and by how much. In the table, a **bold** peak fits
-a card of 24 GB, a plain one a card of 80 GB, and a ~~struck out~~ one neither. The last columns have the largest batch
-at a length and the largest length of a batch, one at a time, that fit a card; * is as many positions as the model has.
-A GB is 10^9 bytes; where some blocks are checkpointed, it is half of them. Weights, gradients and the states of
-AdamW are in bf16 (no copy of the weights in fp32); the batch is what each rank trains on; FSDP2 shards over the ranks
-as [fit](fit.md) describes, with one group a block, which was compared with small models on two ranks. Tensors are
-counted, with the buffers of FSDP2: neither the allocator's rounding and fragmentation, nor CUDA's own memory, nor
-buffers inside of collectives. Leave a tenth of a card for them.
+Before each table stands whether a step fits cards of 24 and 80 GB, by how much, and if exact training does not, with
+which way: the one with the lowest peak, where [fit](fit.md) names the fastest that fits. In the table, a **bold** peak
+fits a card of 24 GB, a plain one a card of 80 GB, and a ~~struck out~~ one neither. A step of 1 × 2048 has a batch of 1
+and a length of 2048; the length of ViT-H/14 is 257, as 256 patches and one of the class make an image. The last
+columns have the largest batch at a length and the largest length of a batch, one at a time, that fit a card; * is as
+many positions as the model has. A GB is 10^9 bytes; where some blocks are checkpointed, it is half of them. Weights,
+gradients and the states of AdamW are in bf16 (no copy of the weights in fp32); the batch is what each rank trains on;
+FSDP2 shards over the ranks as [fit](fit.md) describes, with one group a block, which was compared with small models on
+two ranks. Tensors are counted, with the buffers of FSDP2: neither the allocator's rounding and fragmentation, nor
+CUDA's own memory, nor buffers inside of collectives. Leave a tenth of a card for them.
 
 Made by `python experiments/scale.py` with torch {torch} and transformers {transformers}
 ([record](../experiments/records/scale.json)).
