@@ -21,8 +21,8 @@ from ..storage.rotation import rotate_back
 from ..storage.stored_rows import StoredRows
 from .keeping import drawn_on, sketch_for
 
-# Rows turned back from codes at once: a share of all, but enough for a good GEMM; all of them if that is few values.
-_READS, _LEAST_READ, _FEW_VALUES = 4, 512, 1 << 21
+# Rows turned back from codes at once: half of all, but enough for a good GEMM; all of them if that is few values.
+_READS, _LEAST_READ, _FEW_VALUES = 2, 512, 1 << 21
 _LEAST_OUTPUTS = 512  # columns of Y compressed at once, at least
 # FLOPs of a GEMM in the time that copying one value takes; on accelerators those of A100 and H100.
 _FLOPS_PER_COPY_ON_CPU, _FLOPS_PER_COPY = 128, 1024
