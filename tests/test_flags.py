@@ -92,6 +92,16 @@ def test_a_third_number_is_seen(dtype, place, strange):
     assert write_two_numbers(numbers, 1.25) is None
 
 
+def test_zeros_beside_a_number_that_overflows_stay_zero():
+    """In fp16, dropout with p = 1 − 1e-5 multiplies by infinity."""
+    other = torch.ones((), dtype=torch.float16).div_(1e-5).item()
+    numbers = torch.zeros(100, dtype=torch.float16)
+    numbers[3] = other
+    flags = write_two_numbers(numbers, other)
+    assert flags is not None
+    assert torch.equal(read_two_numbers(flags, numbers.shape, torch.float16, other), numbers)
+
+
 @pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
 def test_the_kernel_reads_with_several_threads(monkeypatch):
     monkeypatch.setattr(cpu_flags, "threads_for", lambda values: 3)

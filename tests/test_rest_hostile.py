@@ -197,6 +197,20 @@ def test_the_largest_numbers_of_fp16_stay_finite():
     assert PackedMemory.of(torch.full_like(x, torch.inf), 4, False, 7).values().isnan().all()
 
 
+@pytest.mark.parametrize("huge", [1e4, 1e30])
+@pytest.mark.parametrize("rows", [64, 512, 5000])
+def test_a_few_rows_with_huge_values_cost_the_others_nothing(rows, huge):
+    """First tokens of language models have such values; the mean of all rows must not follow them."""
+    x = x_of(rows, 256)
+    x[0, 7], x[1, 9], x[rows // 2, 7] = huge, -huge, huge
+    others = [row for row in range(rows) if row not in (0, 1, rows // 2)]
+    errors = [
+        (PackedMemory.of(x, 8, False, 7, centred=centred).values().view_as(x) - x)[others].square().sum()
+        for centred in (False, True)
+    ]
+    assert errors[1] < 1.2 * errors[0]
+
+
 class Contracts(nn.Module):
     """Multiplies a product of its input and a weight by itself in one operation."""
 

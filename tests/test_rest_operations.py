@@ -266,6 +266,38 @@ def test_what_a_written_out_norm_multiplies_by_its_weight_is_made_again_from_its
     assert torch.equal(own, own_again)
 
 
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float8_e4m3fn])
+def test_what_was_cast_to_and_fro_is_made_again_with_its_casts(narrow):
+    """Values on the coarse grid of the narrow type come back on it."""
+    weight = nn.Parameter(x_of(FEATURES, seed=8))
+    saved = []
+
+    def keeps(_family, tensor, kept):
+        if tensor.shape == (ROWS, FEATURES):
+            saved.append((tensor.detach(), kept))
+
+    with packing(RestConfig()), observe_saving(keeps):
+        x = x_of().requires_grad_() * 1.0
+        normed = (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).to(narrow).float()
+        (weight * normed).sum()
+    tensor, kept = saved[-1]
+    assert torch.equal(tensor, normed)
+    again = kept.unpack()
+    assert torch.equal(again.to(narrow).float(), again)
+    assert (again - tensor).square().sum() < 1e-2 * tensor.square().sum()
+
+
+def test_a_cast_to_another_device_is_not_made_again_here():
+    weight, other = nn.Parameter(torch.empty(FEATURES, device="meta", dtype=torch.bfloat16)), torch.device("meta")
+    kept_of = []
+    with packing(RestConfig()), observe_saving(lambda family, tensor, kept: kept_of.append((tensor, kept))):
+        x = x_of().requires_grad_() * 1.0
+        normed = (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).to(other, torch.bfloat16)
+        (weight * normed).sum()
+    assert all(kept is None or kept.unpack().device == tensor.device for tensor, kept in kept_of)
+    assert any(kept is not None and tensor.is_meta for tensor, kept in kept_of)
+
+
 def test_a_product_is_made_again_neither_after_a_change_nor_from_a_changed_factor():
     weight = nn.Parameter(x_of(FEATURES, seed=8))
 

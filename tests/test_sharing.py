@@ -152,6 +152,28 @@ def test_a_buffer_in_which_two_parts_change_places_is_kept_anew(layout):
     assert sketches == [1, 2]
 
 
+@pytest.mark.parametrize("change", ["signs", "places of one value"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_buffer_whose_changed_bits_are_all_high_ones_is_kept_anew(dtype, change):
+    """A sign is the highest bit, and 2.0 is a single one: little is left of them in a product with an odd number."""
+    buffer = torch.randn(1024, 64, dtype=dtype) if change == "signs" else torch.zeros(1024, 64, dtype=dtype)
+    parameters = [torch.randn(5, 64, dtype=dtype, requires_grad=True) for _ in range(2)]
+    memory = buffer.numpy()
+
+    def run(place):
+        memory[3, 1] = 2.0
+        first = sketched_linear(buffer, parameters[0], None, CONFIG)
+        if place is not None and change == "signs":
+            memory[:, 1::2] *= -1
+        elif place is not None:
+            memory[3, 1], memory[place] = 0.0, 2.0
+        return first, sketched_linear(buffer, parameters[1], None, CONFIG)
+
+    places = [None] + [(row, 7) for row in range(10, 18)]
+    sketches = [len(activations(partial(run, place), parameters)) / 2 for place in places]
+    assert sketches == [1] + [2] * 8
+
+
 def test_a_layer_called_again_shares_with_no_call_of_its_own(x):
     layer = sketch_(nn.Linear(FEATURES, 5, bias=False), CONFIG)
     assert activations(lambda: [layer(x), layer(x)], [layer.weight]) == [10 * FEATURES * 4] * 2 + [8] * 2

@@ -19,6 +19,7 @@ def checksum(x: Tensor) -> Tensor:
     total = torch.zeros((), dtype=torch.int64, device=_HOST)
     for slab in flat_slabs(x):
         words = _words(flat_slab(x, slab))
+        words = words + (words >> 32)  # a product keeps little of the highest bits, such as those of signs
         total = total * _FACTOR + words.dot(_weights(1 << (len(words) - 1).bit_length())[: len(words)])
     return total
 

@@ -76,11 +76,13 @@ def remember_product(x: Tensor, factor: Tensor, product: Tensor, least_bits: int
 
 def remember_cast(x: Tensor, cast: Tensor) -> None:
     """Let operations that save a cast of x make it again as they make x, if there is a recipe for x."""
-    if not _memo.copies or (rows := MemoryRows.of(x)) is None or x.is_inference() or cast.stride() != x.stride():
+    if not _memo.copies or (rows := MemoryRows.of(x)) is None or x.is_inference():
+        return
+    if cast.stride() != x.stride() or cast.device != x.device:
         return
     for memory, recipe in _copies_of(x, rows):
         if recipe is not None:
-            remember_copy(cast, rows, memory, replace(recipe, dtype=cast.dtype))
+            remember_copy(cast, rows, memory, replace(recipe, casts=(*recipe.casts, cast.dtype)))
 
 
 def _copies_of(tensor: Tensor, rows: MemoryRows) -> list[tuple[PackedMemory, Recipe | None]]:

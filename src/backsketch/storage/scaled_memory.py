@@ -18,10 +18,11 @@ from .packed_tensor import PackedMemory, PackedTensor
 
 @dataclass(frozen=True, eq=False)  # without slots, for weak references
 class ScaledMemory(PackedMemory):
-    """Packed memory times a tensor that is broadcast to it, in the type of the product."""
+    """Packed memory times a tensor that is broadcast to it, in the type of the product, and then cast."""
 
     source: PackedTensor = field(kw_only=True)
     factor: SavedAsItIs | None = field(kw_only=True)
+    casts: tuple[torch.dtype, ...] = field(kw_only=True)
 
     @property
     def offloaded(self) -> bool:
@@ -41,7 +42,9 @@ class ScaledMemory(PackedMemory):
         """Return the values in their order in memory: (values,)."""
         assert self.factor is not None
         product = self.source.unpack() * self.factor.unpack()
-        return product.to(self.dtype).as_strided((product.numel(),), (1,))
+        for dtype in self.casts:
+            product = product.to(dtype)
+        return product.as_strided((product.numel(),), (1,))
 
     def variances(self) -> Tensor:
         """Return the variance of each value's rounding error: (values,)."""
@@ -52,12 +55,12 @@ class ScaledMemory(PackedMemory):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
-    """How the values of a tensor follow from packed memory: seen as of this shape, times a factor, in this type."""
+    """How a tensor follows from packed memory: seen as of this shape, times a factor, cast to these types in turn."""
 
     shape: torch.Size
     strides: tuple[int, ...]
     factor: SavedAsItIs
-    dtype: torch.dtype
+    casts: tuple[torch.dtype, ...]
 
     @classmethod
     def of_product(cls, x: PackedTensor, factor: Tensor, product: Tensor) -> Recipe | None:
@@ -66,10 +69,10 @@ class Recipe:
             return None
         if dense_strides(x.shape, x.strides) != product.stride():
             return None
-        return cls(x.shape, x.strides, SavedAsItIs.of(factor), product.dtype)
+        return cls(x.shape, x.strides, SavedAsItIs.of(factor), (product.dtype,))
 
     def applied_to(self, memory: PackedMemory) -> ScaledMemory:
         """Return the memory that it makes."""
         packed = memory.bits, memory.rotated, memory.features, memory.seed
         source = PackedTensor(memory, self.shape, self.strides)
-        return ScaledMemory((), *packed, self.dtype, source=source, factor=self.factor)
+        return ScaledMemory((), *packed, self.casts[-1], source=source, factor=self.factor, casts=self.casts)

@@ -28,4 +28,5 @@ def read_two_numbers(flags: Tensor, shape: Sequence[int], dtype: torch.dtype, ot
     """Return a tensor that is ``other``, rounded to ``dtype``, where a flag is set, and zero elsewhere."""
     if fused_kernels_allowed() and cpu_flags.serves(flags, torch.Size(shape).numel(), dtype):
         return cpu_flags.read(flags, shape, dtype, torch.tensor(other, dtype=dtype, device="cpu").item())
-    return read_flags(flags, shape).to(dtype).mul_(other)
+    is_other = read_flags(flags, shape)
+    return is_other.new_zeros(is_other.shape, dtype=dtype).masked_fill_(is_other, other)  # also where it is infinite
