@@ -86,6 +86,8 @@ def place(tmp_path_factory):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config.to_dict()))
     (folder / "empty").mkdir()
+    (folder / "text").mkdir()
+    (folder / "text" / "config.json").write_text("no JSON")
     for name, fields in REFUSED.items():
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(fields))
@@ -407,6 +409,7 @@ MISTAKES = [
     ([], "Missing argument"),
     (["nowhere.json"], "model must be a path that exists or a name on the hub, got 'nowhere.json'"),
     (["./nowhere"], "model must be a path that exists or a name on the hub, got './nowhere'"),
+    (["text/config.json"], "model must be a directory or a file with a config, got 'text/config.json': "),
     (["no-such/model"], "model must be a path that exists or a name on the hub, got 'no-such/model': "),
     (["empty"], "model must be a directory with config.json, got 'empty'"),
     (["bert", "--batch", "0"], "batch must be a positive integer, got 0"),
