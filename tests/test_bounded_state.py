@@ -87,9 +87,9 @@ def test_a_monitor_that_forgets_holds_no_more_after_many_steps():
 
 def test_tables_of_tensors_have_a_bound():
     from backsketch.noise.moments import _coefficients
-    from backsketch.noise.row_blocks import blocks_of
+    from backsketch.noise.row_blocks import row_blocks_of
     from backsketch.sketches.orthonormal import _block_matrix
     from backsketch.storage.dither import column_dither
 
-    for table in (checksum._weights, column_dither, _block_matrix, _coefficients, blocks_of):
+    for table in (checksum._weights, column_dither, _block_matrix, _coefficients, row_blocks_of):
         assert table.cache_info().maxsize is not None, table

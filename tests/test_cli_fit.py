@@ -72,6 +72,8 @@ def test_steps_are_timed_where_asked_and_nothing_that_fits_is_said(tiny, capsys)
         (["--memory", "1GiB", "--dtype", "int8"], "dtype must be one of"),
         (["--memory", "1GiB", "--wish", "luck"], "wish must be one of"),
         (["--memory", "1GiB", "--plot", "/nowhere/a.png"], "plot must be a file in a directory that exists"),
+        (["--memory", "1GiB", "--plot", "a.colour"], "plot must end in one of"),
+        (["--memory", "1GiB", "--plot", "colour"], "plot must end in one of"),
     ],
 )
 def test_mistakes_are_told_in_one_line(tiny, options, message, capsys):

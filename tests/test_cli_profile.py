@@ -1,6 +1,7 @@
 """``backsketch profile``: its figures are those of a real step, and what it recommends does what it says."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,7 @@ from backsketch.cli.models import build, find_head, load_config, make_batch
 from backsketch.cli.profile_report import linear_inputs
 from backsketch.memory.live_storages import LiveStorage, Peak
 from backsketch.memory.optimizer_states import OPTIMIZERS, states_of_all
+from backsketch.table import readable
 from commands import call, check_mistake
 
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50}
@@ -84,6 +86,8 @@ def place(tmp_path_factory):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config.to_dict()))
     (folder / "empty").mkdir()
+    (folder / "text").mkdir()
+    (folder / "text" / "config.json").write_text("no JSON")
     for name, fields in REFUSED.items():
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(fields))
@@ -198,7 +202,7 @@ def test_where_no_config_lowers_the_peak_it_says_what_would(shares, arguments, m
     told, shown = recommended(shares, monkeypatch, capsys, *arguments)
     assert told["recommended"] is None
     assert "Recommended: no sketch." in shown
-    assert "lower the peak of the step by 1% or more" in shown or "lowers the peak of the step by 1% or more" in shown
+    assert re.search(r"lowers? the peak of forward and backward by 1% or more", shown)
     assert "- gradient checkpointing (" in shown
     assert "sketch_(" not in shown
 
@@ -225,6 +229,16 @@ def test_the_total_comes_first_and_its_parts_add_up(capsys):
     first = next(place for place, line in enumerate(shown) if line.lstrip().startswith("kept for backward"))
     assert total < first
     told = record(capsys, "bert")
+    kept, peak = (
+        readable(size) for size in (told["kept"]["before"], told["peak"]["before"]["total"] + told["adamw_bytes"])
+    )
+    titles = ("kept for backward", "what rest keeps", "kept by", "linear inputs")
+    tables = [next(place for place, line in enumerate(shown) if line.lstrip().startswith(title)) for title in titles]
+    ways, families, layers, choices = (shown[place + 1] for place in tables)
+    assert re.fullmatch(rf"exact +{kept} +{peak}", ways.rstrip())
+    assert re.match(r"in all +\d", families)
+    assert re.fullmatch(rf"all operations +{kept} +100.0%", layers.rstrip())
+    assert re.fullmatch(rf"exact +\S+ \S+ +{kept} +{peak}", choices.rstrip())
     ways = {way["name"]: way for way in told["ways"]}
     assert list(ways) == ["exact", "checkpointing", "linear sketches", "sketches and rest"]
     assert ways["exact"]["peak"]["total"] == told["peak"]["before"]["total"]
@@ -395,6 +409,7 @@ MISTAKES = [
     ([], "Missing argument"),
     (["nowhere.json"], "model must be a path that exists or a name on the hub, got 'nowhere.json'"),
     (["./nowhere"], "model must be a path that exists or a name on the hub, got './nowhere'"),
+    (["text/config.json"], "model must be a directory or a file with a config, got 'text/config.json': "),
     (["no-such/model"], "model must be a path that exists or a name on the hub, got 'no-such/model': "),
     (["empty"], "model must be a directory with config.json, got 'empty'"),
     (["bert", "--batch", "0"], "batch must be a positive integer, got 0"),

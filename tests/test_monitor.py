@@ -385,6 +385,8 @@ def test_single_row_has_no_sgd_variance():
     record: Any = monitor.to_records()[0]
     assert math.isnan(record["sgd_variance"])
     assert record["sketch_variance"] == 0
+    assert str(monitor).startswith("added noise / SGD's noise unknown (")
+    assert "nan" not in monitor.table()
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the compiler itself

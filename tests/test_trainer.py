@@ -321,11 +321,11 @@ def test_a_peak_is_planned_with_the_optimizer_saved_and_resumed(tmp_path):
 
 def test_arguments_of_a_peak(tmp_path):
     for wrong, message in (
-        ({"peak": "50%", "budget": "50%"}, "give budget or peak, not both"),
+        ({"peak": "50%", "budget": "40%"}, "give budget or peak, not both: got budget='40%' and peak='50%'"),
         ({"peak": "50%", "rest": True}, "rest must be None where peak is given"),
         ({"peak": "much"}, "peak must be a share"),
         ({"peak": "50%", "optimizer": "lion"}, "optimizer must be one of adamw, adamw8bit, sgd, got 'lion'"),
-        ({"peak": "50%", "config": {"*": CONFIG}}, "single SketchConfig when peak"),
+        ({"peak": "50%", "config": {"*": CONFIG}}, "one SketchConfig where peak plans"),
     ):
         with pytest.raises(ValueError, match=message):
             SketchCallback(**wrong)
@@ -569,7 +569,7 @@ def test_arguments_are_checked_before_training():
         SketchCallback(0.1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="where must be a function"):
         SketchCallback(where="encoder")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="single SketchConfig when budget"):
+    with pytest.raises(ValueError, match="config must be None or one SketchConfig where budget plans, got"):
         SketchCallback({"*": CONFIG}, budget="50%")
     with pytest.raises(ValueError, match=r"budget must be a share .* got 'much'"):
         SketchCallback(budget="much")

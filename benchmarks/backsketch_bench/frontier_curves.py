@@ -37,7 +37,7 @@ def curves(record: Mapping[str, Any], before: Mapping[str, Any] | None = None) -
         Curve(earlier, "few bits, release 0.1", _BEFORE, 0.125, (8, 2), marker="o"),
         Curve(left_out, "this library,\npadding left out", _BEST, 0.073, (-10, -2), "right", 1.8, (0, (4, 2))),
         Curve(best, "this library:\nrows in few bits", _BEST, 0.133, (10, 21), "left", 3.2),
-        Curve(family["paper"], "the paper's Gaussian sketch", _PAPER, 0.2, (4, 14), "left", 2.8, marker="s"),
+        Curve(family["paper"], "the paper's Gaussian", _PAPER, 0.2, (4, 14), "left", 2.8, marker="s"),
     ]
     return [curve for curve in found if curve.points]
 

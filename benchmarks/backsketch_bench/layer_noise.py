@@ -10,7 +10,7 @@ from torch import Tensor
 from backsketch import noise
 from backsketch.noise.moments import added_variance
 from backsketch.noise.rounding import rounding_variance
-from backsketch.noise.row_blocks import blocks_of
+from backsketch.noise.row_blocks import row_blocks_of
 from backsketch.numerics import as_rows
 
 from .activations import Activation
@@ -52,7 +52,7 @@ class LayerNoise:
         config = choice.config
         if config.kind == "rows" and not config.center:
             return self._of_rows(choice) / self.sgd
-        blocks = blocks_of(config, len(self.x))
+        blocks = row_blocks_of(config, len(self.x))
         plain = config.bits is None and not config.center and not choice.masked
         if plain and blocks.count == 1 and not blocks.mirrors:
             return float(added_variance(blocks, self.moments)) / self.sgd

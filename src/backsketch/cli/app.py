@@ -24,7 +24,7 @@ except ImportError:
 
 app = typer.Typer(
     name="backsketch",
-    help="Train linear layers from a random sketch of their input.",
+    help="Train neural networks without keeping every activation.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -67,4 +67,4 @@ def _version(wanted: bool) -> None:
 def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
 ) -> None:
-    """Train linear layers from a random sketch of their input."""
+    """Train neural networks without keeping every activation."""

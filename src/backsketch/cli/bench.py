@@ -46,7 +46,7 @@ def bench(
 
     chosen = part or list(PARTS)
     if unknown := [name for name in chosen if name not in PARTS]:
-        raise Problem(f"part must be one of {', '.join(PARTS)}, got {', '.join(unknown)}")
+        raise Problem(f"part must be one of {', '.join(PARTS)}, got {', '.join(map(repr, unknown))}")
     if {"encoder", "encoder-bfloat16", "dropout"} & set(chosen):
         need("transformers", "transformers")
     set_threads(threads)

@@ -83,7 +83,7 @@ def _shown(findings: Iterable[Finding]) -> Iterator[Finding]:
     for finding in findings:
         wrong = f", wrong: {', '.join(finding.wrong)}" if finding.wrong else ""
         text = f"{finding.mean:.3f} ± {finding.standard_error:.3f}{wrong}"
-        print(f"  {'ok  ' if finding.ok else 'FAIL'}  {finding.device:7} {finding.config:20} {text}", flush=True)
+        print(f"  {'ok  ' if finding.ok else 'FAIL'}  {finding.device:7} {finding.config:27} {text}", flush=True)
         yield finding
 
 

@@ -57,8 +57,8 @@ def fit(
         check_optimizer(optimizer)
         if wish not in WISHES:
             raise ValueError(f"wish must be one of {', '.join(WISHES)}, got {wish!r}")
-        if plot is not None and not plot.absolute().parent.is_dir():
-            raise ValueError(f"plot must be a file in a directory that exists, got {str(plot)!r}")
+        if plot is not None:
+            _check_plot(plot)
     need("transformers", "transformers")
     if lora is not None:
         need("peft", "peft")
@@ -98,6 +98,18 @@ def fit(
 def as_flag(name: str, value: object) -> str:
     """Write an option as a flag of the command."""
     return f"--{name} {value}"
+
+
+def _check_plot(plot: Path) -> None:
+    """Refuse a picture that could not be written, before anything is computed."""
+    need("cli", "matplotlib")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if not plot.absolute().parent.is_dir():
+        raise ValueError(f"plot must be a file in a directory that exists, got {str(plot)!r}")
+    endings = sorted(FigureCanvasBase.get_supported_filetypes())
+    if plot.suffix.removeprefix(".").lower() not in endings:
+        raise ValueError(f"plot must end in one of {', '.join(endings)}, got {str(plot)!r}")
 
 
 def _found(*args: Any, **options: Any) -> Fit:

@@ -39,7 +39,7 @@ def load_config(name: str) -> Any:
     if path.is_dir() and not (path / "config.json").is_file():
         raise ValueError(f"model must be a directory with config.json, got {name!r}")
     if path.exists():
-        return transformers.AutoConfig.from_pretrained(str(path))
+        return _from_path(path)
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.suffix == ".json":
         raise ValueError(f"model must be a path that exists or a name on the hub, got {name!r}")
     return _from_hub(name)
@@ -133,6 +133,14 @@ def batch_in_words(inputs: Mapping[str, Tensor]) -> str:
     tokens = f", with {inputs['labels'].shape[1]} tokens each" if inputs["labels"].dim() == 2 else ""
     unit = "samples" if len(size) == 1 else "values"
     return f"{count} clips of {' × '.join(map(str, size))} {unit}{tokens}"
+
+
+def _from_path(path: Path) -> Any:
+    try:
+        return transformers.AutoConfig.from_pretrained(str(path))
+    except (OSError, ValueError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise ValueError(f"model must be a directory or a file with a config, got {str(path)!r}: {reason}") from error
 
 
 def _from_hub(name: str) -> Any:

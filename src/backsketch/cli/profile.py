@@ -77,7 +77,7 @@ def profile(
         ),
     ] = None,
     optimizer: Annotated[
-        str, Option(help="adamw, adamw8bit or sgd: whose states come on top of the peak, by formula.")
+        str, Option(help="adamw, adamw8bit or sgd: every peak includes its states, by formula.")
     ] = "adamw",
     as_json: AsJson = False,
 ) -> int:

@@ -91,30 +91,27 @@ class ModelReport:
             yield f"{readable(found.loss_bytes)} of it are {found.loss_in_words}{remedy}."
 
     def way_table(self) -> Table:
-        """Return a row for each way to run the step: what it keeps, its peak, and the peak with optimiser states."""
+        """Return a row for each way to run the step: what it keeps, and its peak with optimiser states."""
         if not self.ways:
             return Table((), ())
-        kept, peak, states = self.ways[0].kept, self.ways[0].peak.total, self.states[self.optimizer]
-        rows = [
-            (
-                each.name,
-                _compared(each.kept, kept) if each is not self.ways[0] else readable(kept),
-                _compared(each.peak.total, peak) if each is not self.ways[0] else readable(peak),
-                readable(each.peak.total + states),
-            )
-            for each in self.ways
-        ]
-        titles = ("", "kept for backward", "peak", f"with {OPTIMIZERS[self.optimizer].name}")
-        return Table(titles, tuple(rows), numeric=frozenset({1, 2, 3}))
+        states = self.states[self.optimizer]
+        exact, *others = [(each.name, each.kept, each.peak.total + states) for each in self.ways]
+        rows = [(exact[0], *map(readable, exact[1:]))]
+        rows += [(name, _compared(kept, exact[1]), _compared(peak, exact[2])) for name, kept, peak in others]
+        return Table(("", "kept for backward", "peak"), tuple(rows), numeric=frozenset({1, 2}))
 
     def family_table(self) -> Table:
-        """Return a row for each family of operations that ``rest`` keeps in few bits, before and after."""
-        families = next((each.families for each in self.ways if each.rest), ())
-        rows = tuple((each.name, readable(each.before), _compared(each.after, each.before)) for each in families)
+        """Return what ``rest`` keeps in few bits, before and after: in all, and for each family of operations."""
+        sizes = [
+            (each.name, each.before, each.after) for each in next((way.families for way in self.ways if way.rest), ())
+        ]
+        if sizes:
+            sizes.insert(0, ("in all", sum(before for _, before, _ in sizes), sum(after for *_, after in sizes)))
+        rows = tuple((name, readable(before), _compared(after, before)) for name, before, after in sizes)
         return Table(("what rest keeps", "before", "after"), rows, numeric=frozenset({1, 2}))
 
     def layer_table(self) -> Table:
-        """Return a row for each kind of layer under the first config, and notes on why some cannot pay."""
+        """Return all that is kept, a row for each kind of layer under the first config, and why some cannot pay."""
         kinds = kinds_of(self.found)
         rows = tuple(
             (
@@ -127,20 +124,22 @@ class ModelReport:
             for kind in kinds
         )
         rest = other_bytes(self.found)
-        rows += (("all else", "", readable(rest), f"{rest / self.found.kept_before:.1%}", ""),)
+        total = ("all operations", "", readable(self.found.kept_before), "100.0%", "")
+        rows = (total, *rows, ("all else", "", readable(rest), f"{rest / self.found.kept_before:.1%}", ""))
         why = (f"no gain in {kind.name}: {kind.reason}" for kind in kinds if kind.reason)
         notes = ("×: how many there are. of all: the share of all that is kept for backward.", *why)
-        return Table(("linear layers", "×", "input", "of all", "sketch"), rows, notes, frozenset({1, 2, 3, 4}))
+        return Table(("kept by", "×", "bytes", "of all", "sketched"), rows, notes, frozenset({1, 2, 3, 4}))
 
     def choice_table(self) -> Table:
         """Return a row for the exact model and for each config: linear inputs, all kept for backward, and the peak."""
         found = self.found
         inputs = max(linear_inputs(each)[0] for each in self.profiles.values())
-        exact = (inputs, found.kept_before, found.peak_before.total)
+        states = self.states[self.optimizer]
+        exact = (inputs, found.kept_before, found.peak_before.total + states)
         rows = [("exact", *map(readable, exact))]
         for config, each in sorted(self.profiles.items(), key=lambda item: -item[1].kept_after):
             released, sketches = linear_inputs(each)
-            sizes = (inputs - released + sketches, each.kept_after, each.peak_after.total)
+            sizes = (inputs - released + sketches, each.kept_after, each.peak_after.total + states)
             rows.append((in_words(config), *map(_compared, sizes, exact)))
         return Table(("", "linear inputs", "kept for backward", "peak"), tuple(rows), numeric=frozenset({1, 2, 3}))
 
@@ -148,7 +147,7 @@ class ModelReport:
         """Yield what the optimiser keeps, and what is recommended with its noise, or what would lower the peak."""
         chosen = OPTIMIZERS[self.optimizer]
         states = readable(self.states[self.optimizer])
-        yield f"{chosen.name} keeps {states}: {chosen.words}. The peak is that of forward and backward."
+        yield f"{chosen.name} keeps {states}: {chosen.words}. Every peak includes them."
         yield from (f"{problem}." for problem in self.failed)
         if (way := self.best_way) is not None:
             yield "\nRecommended:\n  import backsketch as bs"
@@ -163,7 +162,7 @@ class ModelReport:
             yield from (f"- {remedy}" for remedy in self.found.remedies)
             return
         if self.found.lowers_peak and self.found.advice:
-            yield f"The peak is {self.found.advice}."
+            yield f"The peak of forward and backward is {self.found.advice}."
         yield "\nRecommended:\n  import backsketch as bs"
         yield from self._call(self.best)
         if (price := noise_in_words(self.best)) is not None:
@@ -191,7 +190,7 @@ class ModelReport:
     def _none_lowers(self) -> str:
         found = "None of these configs lowers" if len(self.profiles) > 1 else "This config does not lower"
         peak = readable(self.found.peak_before.total)
-        return f"{found} the peak of the step by 1% or more. What would, of its {peak}:"
+        return f"{found} the peak of forward and backward by 1% or more. What would, of its {peak}:"
 
     def _way_call(self, way: StepWay) -> Iterator[str]:
         """Yield the lines of Python that convert a model in a way."""

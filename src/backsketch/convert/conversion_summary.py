@@ -112,7 +112,7 @@ class Summary:
         if self.rest is not None:
             yield f"everything else that backward keeps: {self.rest.in_words()}"
         elif self.trained:
-            yield "everything else that backward keeps is kept as it is: sketch_(model, rest=True)"
+            yield "everything else that backward keeps is kept as it is; sketch_(model, rest=True) keeps it in few bits"
         if self.blocks:
             yield f"under activation checkpointing: {together(self.blocks)}"
         if self.fused_losses:

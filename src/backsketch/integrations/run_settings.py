@@ -37,11 +37,11 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.peak is not None:
-            raise ValueError("give budget or peak, not both")
+            raise ValueError(f"give budget or peak, not both: got budget={self.budget!r} and peak={self.peak!r}")
         for name in ("budget", "peak"):
             if (limit := getattr(self, name)) is not None:
                 if not (self.config is None or isinstance(self.config, SketchConfig)):
-                    raise ValueError(f"config must be a single SketchConfig when {name} plans the others")
+                    raise ValueError(f"config must be None or one SketchConfig where {name} plans, got {self.config!r}")
                 as_budget(limit, name)
         if self.peak is not None and self.rest is not None:
             raise ValueError(f"rest must be None where peak is given, since the plan chooses it, got {self.rest!r}")

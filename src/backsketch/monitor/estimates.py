@@ -15,7 +15,7 @@ from ..linear.keeping import sketch_for
 from ..noise.effective_input import EffectiveInput
 from ..noise.moments import Side, added_variance, law_of, moments
 from ..noise.rounding import Rounding, StoredRounding
-from ..noise.row_blocks import blocks_of
+from ..noise.row_blocks import row_blocks_of
 from ..numerics import compute_dtype, widest
 from ..sketches import SKETCHES
 from ..sketches.law import RowBlocks
@@ -83,7 +83,7 @@ class Trace:
         norms = _row_norms(x)
         # Row norms are enough unless the mean row is kept apart, or rows themselves are read below.
         effective = EffectiveInput.of(x if config.center else norms.unsqueeze(1), config, valid)
-        blocks = blocks_of(effective.config, len(effective.x))
+        blocks = row_blocks_of(effective.config, len(effective.x))
         rounding: Rounding | StoredRounding | None = None
         if config.bits is not None and len(effective.x) and kept is not None and _stores_rows(config, len(x)):
             rounding = StoredRounding.of(kept[2], sketch_for(config, len(x), kept[0], valid), x)
@@ -148,7 +148,7 @@ class KeptInput:
     @property
     def blocks(self) -> RowBlocks:
         effective = EffectiveInput.of(self.x, self.config, self.valid)
-        return blocks_of(effective.config, len(effective.x))
+        return row_blocks_of(effective.config, len(effective.x))
 
     @property
     def valid_rows(self) -> int:

@@ -103,15 +103,14 @@ def headline(records: Sequence[Record]) -> str:
     families: dict[str, list[Record]] = {}
     for record in records:
         families.setdefault(str(record["layer"]).rpartition(".")[2], []).append(record)
-    parts = [
-        f"added noise / SGD's noise {_ratio(records):.3g} ({_count(len(layers), 'layer')}, {_count(steps, 'step')})"
-    ]
+    seen = f"{_count(len(layers), 'layer')}, {_count(steps, 'step')}"
+    parts = [f"added noise / SGD's noise {_figure(_ratio(records), 3)} ({seen})"]
     if 1 < len(families) < len(layers):
-        parts.append(", ".join(f"{family} {_ratio(own):.3g}" for family, own in families.items()))
+        parts.append(", ".join(f"{family} {_figure(_ratio(own), 3)}" for family, own in families.items()))
     if len(layers) > 1:
         known = [layer for layer, ratio in layers.items() if not math.isnan(ratio)] or list(layers)
         worst = max(known, key=lambda layer: layers[layer])
-        parts.append(f"most {layers[worst]:.3g} in {worst}")
+        parts.append(f"most {_figure(layers[worst], 3)} in {worst}")
     return "; ".join(parts)
 
 
@@ -128,11 +127,16 @@ def _line(layer: str, records: list[Record]) -> tuple[str, ...]:
     for name in ("sgd_variance", "sketch_variance"):
         totals[name] /= len(known)
     calls = sum(int(record["calls"]) for record in records)
-    return layer, str(len(records)), str(calls), *(f"{totals[name]:.4g}" for name in _COLUMNS)
+    return layer, str(len(records)), str(calls), *(_figure(totals[name], 4) for name in _COLUMNS)
 
 
 def _ratio(records: Sequence[Record]) -> float:
     return ratios(add_up(records))["ratio"]
+
+
+def _figure(value: float, digits: int) -> str:
+    """Write a figure; a batch of one row has no variance, and a gradient of zero no ratio."""
+    return "unknown" if math.isnan(value) else f"{value:.{digits}g}"
 
 
 def _count(number: int, noun: str) -> str:

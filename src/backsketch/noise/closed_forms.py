@@ -15,7 +15,7 @@ from ..numerics import as_rows
 from .effective_input import EffectiveInput
 from .moments import Side, added_variance, moments
 from .rounding import Rounding, mixes_rows
-from .row_blocks import blocks_of
+from .row_blocks import row_blocks_of
 
 __all__ = ["alignment", "paper_bound", "paper_ratio", "paper_variance", "sgd_variance", "sketch_variance"]
 
@@ -53,7 +53,7 @@ def sketch_variance(x: Tensor, y: Tensor, config: SketchConfig, valid: Tensor | 
     x, y, config = effective.x, effective.of_gradient(y), effective.config
     if not len(x):
         return x.new_zeros(())
-    blocks = blocks_of(config, len(x))
+    blocks = row_blocks_of(config, len(x))
     variance = added_variance(blocks, moments(blocks, *(Side(rows.square().sum(1), rows) for rows in (x, y))))
     if config.bits is None:
         return variance

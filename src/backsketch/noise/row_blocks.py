@@ -10,7 +10,7 @@ from ..sketches.law import RowBlocks
 
 
 @lru_cache(maxsize=256)
-def blocks_of(config: SketchConfig, rows: int) -> RowBlocks:
+def row_blocks_of(config: SketchConfig, rows: int) -> RowBlocks:
     """Return the blocks into which ``config`` splits an input of ``rows`` rows."""
     sketch = make_sketch(config.kind, rows, config.dim_for(rows), 0, config.block)
     count, height = 1, rows

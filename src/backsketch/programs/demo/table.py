@@ -55,11 +55,11 @@ def _configs(contenders: Mapping[str, Any]) -> Iterator[str]:
 
 def _notes(results: Mapping[str, Any]) -> Iterator[str]:
     yield "linear: MiB kept for backward only for linear layers: their inputs, or sketches."
-    yield f"  Exact training keeps {results['linear_share']:.0%} of all (kept) for them; attention, GELU and"
-    yield "  layer norms keep the rest: only the whole step and checkpointing change that."
+    yield f"  Exact training keeps {results['linear_share']:.0%} of its bytes for them. Attention, GELU and layer"
+    yield "  norms keep the rest, which only the whole step and checkpointing change."
     yield "peak: the most MiB in memory at once, with weights, gradients, AdamW's states."
     yield "time: of a step, relative to an exact one on the same batch; median of all."
-    yield "noise: variance that the sketch adds to ∂W, relative to SGD's own; mean of layers."
+    yield "noise: variance that sketches add to ∂W, relative to SGD's own; mean of layers."
     yield f"loss: nats a byte on held-out files after {results['steps']} steps, and how far above exact."
 
 
