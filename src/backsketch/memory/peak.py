@@ -182,10 +182,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (inside := ops.OPAQUE.get(func)) is not None and not any(map(is_fake, _tensors(args))):
             with self:
                 return inside(*args, **(kwargs or {}))
-        self._watcher.used(_tensors((args, kwargs)))
-        with without_function_modes():
+        with without_function_modes():  # which would see each storage that is asked for
+            self._watcher.used(_tensors((args, kwargs)))
             out = func(*args, **(kwargs or {}))
-        self._watcher.made(_tensors(out), _name(func))
+            self._watcher.made(_tensors(out), _name(func))
         return out
 
 
