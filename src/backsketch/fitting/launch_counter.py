@@ -37,14 +37,17 @@ class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.kernels: list[Kernel] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        keywords = kwargs or {}
-        result = func(*args, **keywords)
-        call = Call(str(func).split(".")[1], args, keywords, result)
-        tensors = [value for value in tree_leaves([args, keywords, result]) if isinstance(value, Tensor)]
-        if not func.is_view and call.name not in FREE and _runs(call, tensors):
+        result = func(*args, **(kwargs or {}))
+        self.count(func, args, kwargs or {}, result)
+        return result
+
+    def count(self, operator: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        """Write down the kernel that an operator launches, if it does."""
+        call = Call(str(operator).split(".")[1], args, kwargs, result)
+        tensors = [value for value in tree_leaves([args, kwargs, result]) if isinstance(value, Tensor)]
+        if not operator.is_view and call.name not in FREE and _runs(call, tensors):
             dtype = next(tensor.dtype for tensor in tensors if tensor.device.type != "cpu")
             self.kernels.append(Kernel(call.name, moved(call), multiplied(call), dtype))
-        return result
 
     @property
     def launches(self) -> int:

@@ -122,6 +122,10 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
             else:
                 self._storages.see(tensor, None)
 
+    def run(self, operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operation; subclasses may run it in another way."""
+        return operator(*args, **kwargs)
+
     def made(self, tensors: list[Tensor], op: str) -> None:
         """Take note of what an operation returned."""
         phase = "optimizer" if self._in_step else "backward" if self._in_backward else "forward"
@@ -184,7 +188,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return inside(*args, **(kwargs or {}))
         with without_function_modes():  # which would see each storage that is asked for
             self._watcher.used(_tensors((args, kwargs)))
-            out = func(*args, **(kwargs or {}))
+            out = self._watcher.run(func, args, kwargs or {})
             self._watcher.made(_tensors(out), _name(func))
         return out
 
