@@ -12,10 +12,12 @@ from backsketch import peak_memory, saved_memory
 from backsketch.fitting.batches import ResizableBatch
 from backsketch.fitting.fit_table import as_text, table_of
 from backsketch.fitting.fitter import fit
-from backsketch.fitting.growth import largest
+from backsketch.fitting.growth import Growth, largest
 from backsketch.fitting.meta_copy import meta_copy
 from backsketch.fitting.rank_share import Around, RankShare
+from backsketch.fitting.segment import FORWARD, Segment
 from backsketch.fitting.subject import Subject, WaySteps
+from backsketch.fitting.timeline import Timeline
 from backsketch.fitting.ways import ALL, EXACT, SOME, ways_for
 from backsketch.memory.optimizer_states import OPTIMIZERS, states_of, states_of_all
 from cases import needs_shown_saves
@@ -257,6 +259,21 @@ def test_the_largest_size_is_found_whatever_is_foretold():
             assert len(asked) < 40
 
 
+def test_steps_that_have_the_same_events_foretell_where_the_first_ones_do_not():
+    """A step of one example often has other events than those of more."""
+
+    def step(size):
+        changes, roles = ([100.0], [3]) if size == 1 else ([10.0 * size, 3.0], [3, 4])
+        return Timeline.of([Segment(FORWARD, 0, torch.tensor(changes).double(), torch.tensor(roles), (None,) * 2, 1)])
+
+    growth = Growth((1, 3), step, RankShare.of(nn.Module(), (), "sgd", 1))
+    assert (growth.measured(1), growth.measured(3)) == (100, 33)
+    assert not growth.foreseeable
+    assert growth.measured(10) == 103
+    assert growth.foreseeable
+    assert growth.peak(7) == 73
+
+
 def steps_of_fit(monkeypatch, model, batch, **options):
     """Return what fit finds, and the batch and the length of every step that it runs."""
     asked = []
@@ -271,7 +288,7 @@ def steps_of_fit(monkeypatch, model, batch, **options):
 
 
 def test_steps_that_decide_nothing_are_not_run(monkeypatch):
-    """Steps are what fit takes its time for: 38 for a model of eight billion weights, whose 32 blocks run once."""
+    """Steps are what fit takes its time for: 36 for a model of eight billion weights, whose 32 blocks run once."""
     model, batch = without_dropout(llama, num_hidden_layers=9, max_position_embeddings=32)
     found, asked = steps_of_fit(monkeypatch, model, batch, memory="1GiB")
     assert all(row.largest_length == 32 for row in found.rows)
