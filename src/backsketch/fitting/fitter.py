@@ -200,7 +200,8 @@ class _Fitter:
             return depth if way.checkpointed == ALL else 0
 
         def fits(count: int) -> bool:
-            step = steps.at(self._batch, self._length, count, kernels=True)  # as the row asks for them anyway
+            kernels = count > 0  # as the row asks for them anyway; it has at least one block checkpointed
+            step = steps.at(self._batch, self._length, count, kernels=kernels)
             return step.peak(share).total <= self._memory
 
         low, high = steps.choices[0] - 1, steps.choices[-1]
