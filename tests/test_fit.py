@@ -234,6 +234,83 @@ def test_products_of_two_types_are_refused():
         fit(model, torch.randn(2, 8), memory="1GiB")
     norm = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8, dtype=torch.bfloat16))
     assert fit(norm, torch.randn(2, 8), memory="1GiB").best is not None
+
+
+class Mixed(nn.Module):
+    """A layer that takes what another makes in fp32, as it is or cast to its own type."""
+
+    def __init__(self, last, cast=False):
+        super().__init__()
+        self.first, self.last, self.cast = nn.Linear(8, 8), last, cast
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.last(hidden.bfloat16() if self.cast else hidden)
+
+
+class Weighted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Conv1d(4, 4, 3, dtype=torch.bfloat16),
+        lambda: nn.PReLU(dtype=torch.bfloat16),
+        Weighted,
+        lambda: nn.MultiheadAttention(8, 2, dtype=torch.bfloat16),
+    ],
+)
+def test_other_operations_that_take_no_two_types_are_refused_too(make):
+    class Calls(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = make()
+
+        def forward(self, x):
+            return self.inner(x, x, x)[0] if isinstance(self.inner, nn.MultiheadAttention) else self.inner(x)
+
+    x = torch.randn(2, 4, 8)
+    with pytest.raises(RuntimeError):  # as a real step does
+        Mixed(Calls())(x)
+    with pytest.raises(ValueError, match=r"model must multiply tensors of one type or cast them.* bfloat16 in last"):
+        fit(Mixed(Calls()), x, memory="1GiB")
+    assert fit(Mixed(Calls(), cast=True), x, memory="1GiB").best is not None
+
+
+def test_tensors_of_a_model_that_casts_count_in_their_own_types():
+    """Norms in fp32 between layers in bf16, as libraries do for precision."""
+
+    class Precise(nn.LayerNorm):
+        def forward(self, x):
+            return super().forward(x.float()).to(x.dtype)
+
+    half = {"dtype": torch.bfloat16}
+    model = nn.Sequential(nn.Linear(64, 64, **half), Precise(64), nn.GELU(), nn.Linear(64, 8, **half))
+    x = torch.randn(32, 64, **half)
+    row = fit(model, x, memory="1MiB").rows[0]
+    weights = 2 * sum(layer.weight.numel() + layer.bias.numel() for layer in (model[0], model[3])) + 4 * 128
+    assert (row.weights, row.gradients, row.states) == (weights, weights, 2 * weights + 4 * 6)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    model(x).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with peak_memory(model, optimizer) as peak, saved_memory(model) as saved:
+        loss = model(x).mean()
+        kept = saved.activations
+        loss.backward()
+        del loss
+        optimizer.step()
+    assert row.activations == kept
+    assert row.peak.total == pytest.approx(peak.total, rel=0.02)
+
+
+def test_adapters_need_linear_layers():
     pytest.importorskip("peft")
     with pytest.raises(ValueError, match="lora must be None for a model without linear layers that peft adapts, got 4"):
         fit(nn.Conv1d(8, 8, 3), torch.randn(2, 8, 9), memory="1GiB", lora=4)
