@@ -310,6 +310,34 @@ def test_tensors_of_a_model_that_casts_count_in_their_own_types():
     assert row.peak.total == pytest.approx(peak.total, rel=0.02)
 
 
+MODELS_WITHOUT_LINEAR_LAYERS = {
+    "conv1d": (lambda: nn.Conv1d(4, 8, 3), lambda: torch.randn(2, 4, 32)),
+    "conv2d": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), lambda: torch.randn(2, 3, 16, 16)),
+    "embedding": (lambda: nn.Embedding(10, 8), lambda: torch.randint(10, (2, 7))),
+    "norm": (lambda: nn.LayerNorm(8), lambda: torch.randn(2, 8)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS_WITHOUT_LINEAR_LAYERS)
+def test_a_model_without_linear_layers_keeps_what_is_foretold(name):
+    make, draw = MODELS_WITHOUT_LINEAR_LAYERS[name]
+    model, x = make(), draw()
+    row = fit(model, x, memory="1MiB").rows[0]
+    with saved_memory(model) as saved:
+        loss = model(x).mean()
+    assert row.activations == saved.activations
+    assert loss.requires_grad
+    assert row.largest_batch > 2
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_refused_as_their_libraries_alone_know_what_they_keep(kind):
+    with pytest.raises(ValueError, match=f"model must have no nn.RNN.* got {kind.__name__} in 0 and 1 more: peak_mem"):
+        fit(nn.Sequential(kind(8, 8), kind(8, 8)), torch.randn(2, 4, 8), memory="1GiB")
+    with pytest.raises(ValueError, match=f"got {kind.__name__} in the model itself: peak_memory"):
+        fit(kind(8, 8), torch.randn(2, 4, 8), memory="1GiB")
+
+
 def test_adapters_need_linear_layers():
     pytest.importorskip("peft")
     with pytest.raises(ValueError, match="lora must be None for a model without linear layers that peft adapts, got 4"):
