@@ -290,11 +290,11 @@ def test_tensors_of_a_model_that_casts_count_in_their_own_types():
         def forward(self, x):
             return super().forward(x.float()).to(x.dtype)
 
-    half = {"dtype": torch.bfloat16}
-    model = nn.Sequential(nn.Linear(64, 64, **half), Precise(64), nn.GELU(), nn.Linear(64, 8, **half))
-    x = torch.randn(32, 64, **half)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Identity(), nn.GELU(), nn.Linear(64, 8)).bfloat16()
+    model[1] = Precise(64)
+    x = torch.randn(32, 64).bfloat16()
     row = fit(model, x, memory="1MiB").rows[0]
-    weights = 2 * sum(layer.weight.numel() + layer.bias.numel() for layer in (model[0], model[3])) + 4 * 128
+    weights = 2 * (64 * 64 + 64 + 64 * 8 + 8) + 4 * 128
     assert (row.weights, row.gradients, row.states) == (weights, weights, 2 * weights + 4 * 6)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     model(x).mean().backward()
