@@ -12,10 +12,12 @@ from backsketch import peak_memory, saved_memory
 from backsketch.fitting.batches import ResizableBatch
 from backsketch.fitting.fit_table import as_text, table_of
 from backsketch.fitting.fitter import fit
-from backsketch.fitting.growth import largest
+from backsketch.fitting.growth import Growth, largest
 from backsketch.fitting.meta_copy import meta_copy
 from backsketch.fitting.rank_share import Around, RankShare
+from backsketch.fitting.segment import FORWARD, Segment
 from backsketch.fitting.subject import Subject, WaySteps
+from backsketch.fitting.timeline import Timeline
 from backsketch.fitting.ways import ALL, EXACT, SOME, ways_for
 from backsketch.memory.optimizer_states import OPTIMIZERS, states_of, states_of_all
 from cases import needs_shown_saves
@@ -232,6 +234,111 @@ def test_products_of_two_types_are_refused():
         fit(model, torch.randn(2, 8), memory="1GiB")
     norm = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8, dtype=torch.bfloat16))
     assert fit(norm, torch.randn(2, 8), memory="1GiB").best is not None
+
+
+class Mixed(nn.Module):
+    """A layer that takes what another makes in fp32, as it is or cast to its own type."""
+
+    def __init__(self, last, cast=False):
+        super().__init__()
+        self.first, self.last, self.cast = nn.Linear(8, 8), last, cast
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.last(hidden.bfloat16() if self.cast else hidden)
+
+
+class Weighted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Conv1d(4, 4, 3, dtype=torch.bfloat16),
+        lambda: nn.PReLU(dtype=torch.bfloat16),
+        Weighted,
+        lambda: nn.MultiheadAttention(8, 2, dtype=torch.bfloat16),
+    ],
+)
+def test_other_operations_that_take_no_two_types_are_refused_too(make):
+    class Calls(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = make()
+
+        def forward(self, x):
+            return self.inner(x, x, x)[0] if isinstance(self.inner, nn.MultiheadAttention) else self.inner(x)
+
+    x = torch.randn(2, 4, 8)
+    with pytest.raises(RuntimeError):  # as a real step does
+        Mixed(Calls())(x)
+    with pytest.raises(ValueError, match=r"model must multiply tensors of one type or cast them.* bfloat16 in last"):
+        fit(Mixed(Calls()), x, memory="1GiB")
+    assert fit(Mixed(Calls(), cast=True), x, memory="1GiB").best is not None
+
+
+def test_tensors_of_a_model_that_casts_count_in_their_own_types():
+    """Norms in fp32 between layers in bf16, as libraries do for precision."""
+
+    class Precise(nn.LayerNorm):
+        def forward(self, x):
+            return super().forward(x.float()).to(x.dtype)
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.Identity(), nn.GELU(), nn.Linear(64, 8)).bfloat16()
+    model[1] = Precise(64)
+    x = torch.randn(32, 64).bfloat16()
+    row = fit(model, x, memory="1MiB").rows[0]
+    weights = 2 * (64 * 64 + 64 + 64 * 8 + 8) + 4 * 128
+    assert (row.weights, row.gradients, row.states) == (weights, weights, 2 * weights + 4 * 6)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    model(x).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with peak_memory(model, optimizer) as peak, saved_memory(model) as saved:
+        loss = model(x).mean()
+        kept = saved.activations
+        loss.backward()
+        del loss
+        optimizer.step()
+    assert row.activations == kept
+    assert row.peak.total == pytest.approx(peak.total, rel=0.02)
+
+
+MODELS_WITHOUT_LINEAR_LAYERS = {
+    "conv1d": (lambda: nn.Conv1d(4, 8, 3), lambda: torch.randn(2, 4, 32)),
+    "conv2d": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), lambda: torch.randn(2, 3, 16, 16)),
+    "embedding": (lambda: nn.Embedding(10, 8), lambda: torch.randint(10, (2, 7))),
+    "norm": (lambda: nn.LayerNorm(8), lambda: torch.randn(2, 8)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS_WITHOUT_LINEAR_LAYERS)
+def test_a_model_without_linear_layers_keeps_what_is_foretold(name):
+    make, draw = MODELS_WITHOUT_LINEAR_LAYERS[name]
+    model, x = make(), draw()
+    row = fit(model, x, memory="1MiB").rows[0]
+    with saved_memory(model) as saved:
+        loss = model(x).mean()
+    assert row.activations == saved.activations
+    assert loss.requires_grad
+    assert row.largest_batch > 2
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_refused_as_their_libraries_alone_know_what_they_keep(kind):
+    with pytest.raises(ValueError, match=f"model must have no nn.RNN.* got {kind.__name__} in 0 and 1 more: peak_mem"):
+        fit(nn.Sequential(kind(8, 8), kind(8, 8)), torch.randn(2, 4, 8), memory="1GiB")
+    with pytest.raises(ValueError, match=f"got {kind.__name__} in the model itself: peak_memory"):
+        fit(kind(8, 8), torch.randn(2, 4, 8), memory="1GiB")
+
+
+def test_adapters_need_linear_layers():
     pytest.importorskip("peft")
     with pytest.raises(ValueError, match="lora must be None for a model without linear layers that peft adapts, got 4"):
         fit(nn.Conv1d(8, 8, 3), torch.randn(2, 8, 9), memory="1GiB", lora=4)
@@ -257,6 +364,21 @@ def test_the_largest_size_is_found_whatever_is_foretold():
             assert len(asked) < 40
 
 
+def test_steps_that_have_the_same_events_foretell_where_the_first_ones_do_not():
+    """A step of one example often has other events than those of more."""
+
+    def step(size):
+        changes, roles = ([100.0], [3]) if size == 1 else ([10.0 * size, 3.0], [3, 4])
+        return Timeline.of([Segment(FORWARD, 0, torch.tensor(changes).double(), torch.tensor(roles), (None,) * 2, 1)])
+
+    growth = Growth((1, 3), step, RankShare.of(nn.Module(), (), "sgd", 1))
+    assert (growth.measured(1), growth.measured(3)) == (100, 33)
+    assert not growth.foreseeable
+    assert growth.measured(10) == 103
+    assert growth.foreseeable
+    assert growth.peak(7) == 73
+
+
 def steps_of_fit(monkeypatch, model, batch, **options):
     """Return what fit finds, and the batch and the length of every step that it runs."""
     asked = []
@@ -271,7 +393,7 @@ def steps_of_fit(monkeypatch, model, batch, **options):
 
 
 def test_steps_that_decide_nothing_are_not_run(monkeypatch):
-    """Steps are what fit takes its time for: 38 for a model of eight billion weights, whose 32 blocks run once."""
+    """Steps are what fit takes its time for: 36 for a model of eight billion weights, whose 32 blocks run once."""
     model, batch = without_dropout(llama, num_hidden_layers=9, max_position_embeddings=32)
     found, asked = steps_of_fit(monkeypatch, model, batch, memory="1GiB")
     assert all(row.largest_length == 32 for row in found.rows)

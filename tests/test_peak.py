@@ -5,8 +5,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from backsketch import SketchConfig, peak_memory, sketch_, valid_rows
+from backsketch.torch_private import backward_under_modes
 from cases import KINDS
 
 # rows, in_features, out_features
@@ -75,3 +77,24 @@ def test_no_kind_takes_more_than_small_helpers_beside_it(shape, dtype):
     exact, found = peaks(SMALL[shape], dtype, "cpu", CONFIGS + KINDS_DRAWN)
     worst = max(found, key=found.get)
     assert found[worst] <= 1.02 * exact + HELPERS, f"{worst}: {(found[worst] - exact) / 2**20:.1f} MiB above exact"
+
+
+class Seen(TorchFunctionMode):
+    """Note the functions that pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.functions = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.functions.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_the_meter_asks_of_tensors_passes_no_mode():
+    """Each operation of a backward under modes would otherwise cost several calls of every mode."""
+    x = torch.randn(4, 4, requires_grad=True)
+    with Seen() as seen, peak_memory():
+        backward_under_modes((x * x).sum())
+    assert torch.Tensor.sum in seen.functions
+    assert torch.Tensor.untyped_storage not in seen.functions

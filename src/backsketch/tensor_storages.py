@@ -45,6 +45,27 @@ def model_tensors(model: nn.Module) -> Iterator[Tensor]:
     return chain(model.parameters(), model.buffers())
 
 
+def tensors_of(tree: Any) -> list[Tensor]:
+    """List the tensors in containers, as the arguments of operations are, in order."""
+    found: list[Tensor] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Any, found: list[Tensor]) -> None:
+    """Add the tensors in a tree; most are short tuples, for which torch's own walk takes longer than the operation."""
+    if isinstance(tree, Tensor):
+        found.append(tree)
+    elif type(tree) in (tuple, list):
+        for each in tree:
+            _collect(each, found)
+    elif type(tree) is dict:
+        for each in tree.values():
+            _collect(each, found)
+    elif tree is not None and not isinstance(tree, (int, float, str)):
+        found.extend(leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
 def tensors_within(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in ``value``: in containers and dataclasses at any depth, in other objects one level deep.
 

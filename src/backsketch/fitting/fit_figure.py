@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 
 from ..memory.live_storages import ACTIVATIONS, GRADIENTS, OPTIMIZER_STATES, PARAMETERS, TRANSIENTS
+from ..table import readable
 from .fit_result import Fit
 from .timeline import GATHERED
 
@@ -17,6 +18,7 @@ _PARTS = {
     ACTIVATIONS: ("activations", "#d98e04"),
     TRANSIENTS: ("transients", "#c9c9c9"),
 }
+_FARTHEST = 8  # times the longest bar, at which the card's limit is still drawn
 
 
 def draw_fit(found: Fit, path: Path, title: str = "") -> None:
@@ -36,13 +38,18 @@ def draw_fit(found: Fit, path: Path, title: str = "") -> None:
             axes.barh(names, sizes, left=starts, label=label, color=color, height=0.7)
         starts = [start + size for start, size in zip(starts, sizes, strict=True)]
     limit = found.memory / scale
-    widest = max(*starts, limit)
+    shown = limit <= _FARTHEST * max(starts)
+    widest = max(*starts, limit) if shown else max(starts)
     for place, (row, total) in enumerate(zip(found.rows, starts, strict=True)):
         color = "#222222" if found.fits(row) else "#b3261e"
         axes.text(total + widest * 0.01, place, f"{total:.1f}", va="center", color=color, fontsize=9)
-    axes.axvline(limit, color="#b3261e", linestyle="--", linewidth=1.2)
-    above = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-    axes.text(limit, -0.7, f"card: {limit:.1f} {unit}", color="#b3261e", ha="center", fontsize=9, bbox=above)
+    card = f"card: {readable(found.memory)}"
+    if shown:
+        axes.axvline(limit, color="#b3261e", linestyle="--", linewidth=1.2)
+        above = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        axes.text(limit, -0.7, card, color="#b3261e", ha="center", fontsize=9, bbox=above)
+    else:  # bars would be too short to see
+        axes.text(widest * 1.09, -0.7, f"{card}, far to the right", color="#b3261e", ha="right", fontsize=9)
     axes.set(xlabel=f"peak of a training step, {unit}", xlim=(0, widest * 1.1), ylim=(len(names) - 0.4, -0.9))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

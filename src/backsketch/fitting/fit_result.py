@@ -171,7 +171,7 @@ class Fit:
             adapters = "adapters need neither gradients nor states of the weights"
             help_.append(f"{spelled('lora', 16)}: {fixed}, and {adapters}")
         where = "one card" if self.ranks == 1 else f"each of {self.ranks}"
-        help_.append(f"more ranks to share them: {fixed} on {where}")
+        help_.append(f"{spelled('ranks', 2 * self.ranks)}, more ranks to share them: {fixed} on {where}")
         return help_
 
     def _order(self, row: FitRow) -> tuple[float, ...]:

@@ -68,8 +68,12 @@ def lines_before(found: Fit, columns: int) -> Iterator[str]:
 def lines_after(found: Fit, spelled: Spelled = in_python) -> Iterator[str]:
     """Yield how to read the table, and last the best way as Python."""
     yield (
-        "kept: activations held for backward. left: the card's memory less the peak. batch, length: the largest that "
-        "fit, one at a time."
+        "kept: activations held for backward. left: the card's memory less the peak. "
+        + (
+            "batch: the largest that fits."
+            if found.length is None
+            else "batch, length: the largest that fit, one at a time."
+        )
     )
     yield "Tensors are counted: leave about a tenth of the card for the allocator and CUDA."
     if any("*" in _length(row, found) for row in found.rows):
@@ -87,7 +91,7 @@ def lines_after(found: Fit, spelled: Spelled = in_python) -> Iterator[str]:
     if any("rest" in row.noise or row.noise[0].isdigit() for row in found.rows):
         yield (
             "noise: added to weight gradients, in units of the batch's own, without padding: a rule of thumb from one "
-            "encoder, not measured on this model; rest adds more, which NoiseMonitor measures."
+            "encoder, not measured on this model. What rest adds is not in it."
         )
     best = found.best
     if best is None:

@@ -24,6 +24,7 @@ from .meta_copy import meta_copy
 from .positions import positions, takes_lengths
 from .product_types import check_products
 from .rank_share import RankShare
+from .recurrent_layers import check_recurrent
 from .roofline import ACCELERATORS
 from .subject import Subject, WaySteps
 from .ways import ALL, EXACT, SOME, Way
@@ -92,6 +93,7 @@ def fit_model(
     """Fit a model that is on the meta device, with batches of any size; time the steps of a real one, if there is."""
     if wish not in WISHES:
         raise ValueError(f"wish must be one of {', '.join(WISHES)}, got {wish!r}")
+    check_recurrent(model)
     unfuse_loss_(uncheckpoint_(unsketch_(model)))
     if getattr(model, "is_gradient_checkpointing", False):
         model.gradient_checkpointing_disable()  # type: ignore[operator]
@@ -200,7 +202,8 @@ class _Fitter:
             return depth if way.checkpointed == ALL else 0
 
         def fits(count: int) -> bool:
-            step = steps.at(self._batch, self._length, count, kernels=True)  # as the row asks for them anyway
+            kernels = count > 0  # as the row asks for them anyway; it has at least one block checkpointed
+            step = steps.at(self._batch, self._length, count, kernels=kernels)
             return step.peak(share).total <= self._memory
 
         low, high = steps.choices[0] - 1, steps.choices[-1]

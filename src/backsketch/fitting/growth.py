@@ -2,13 +2,13 @@
 
 A step has the same events at every size, and the bytes of each event are a polynomial of the size: of degree 1 in the
 batch, of degree 2 in the length. Numbers of rows are rounded, so a prediction may be off by a few rows. Where the
-events differ, as those of a loss that takes some rows at a time, the peaks themselves take the place of events.
+events differ, as those of a loss that takes some rows at a time, and of a single example, the peaks themselves take
+the place of events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,40 +18,64 @@ from .timeline import Timeline, with_changes
 
 
 class Growth:
-    """A polynomial for the bytes of each event, through the steps at some sizes, which run when first asked for."""
+    """The peak of a step at any size: a polynomial for the bytes of each event, through as many steps as it needs.
 
-    def __init__(self, sizes: Sequence[int], step: Callable[[int], Timeline]) -> None:
-        self.sizes = tuple(sizes)
-        self._step = step
-        self._totals: dict[RankShare, list[int]] = {}
+    Args:
+        sizes: whose steps these are, if they have the same events; else the first others that do.
+        step: runs the step of a size.
+        share: what a rank holds of the model.
+    """
 
-    @cached_property
+    def __init__(self, sizes: Sequence[int], step: Callable[[int], Timeline], share: RankShare) -> None:
+        self._sizes, self._step, self._share = tuple(sizes), step, share
+        self._steps: dict[int, Timeline] = {}
+        self._totals: dict[int, int] = {}
+        self._same: tuple[int, ...] | None = None  # sizes with the same events, () for too few; None when not known
+
+    def measured(self, size: int) -> int:
+        """Return the bytes of the peak at a size, whose step runs."""
+        if size not in self._totals:
+            self._same = None
+            self._totals[size] = self._at(size).peak(self._share).total
+        return self._totals[size]
+
+    @property
     def foreseeable(self) -> bool:
-        """Tell whether the steps have the same events."""
-        first, *others = self._steps
-        return all(first.matches(other) for other in others)
+        """Tell whether steps have the same events."""
+        return bool(self._alike())
 
-    def peak(self, size: int, share: RankShare) -> float:
+    def peak(self, size: int) -> float:
         """Predict the bytes of the peak at a size."""
-        weights = _lagrange(self.sizes, size)
-        if not self.foreseeable:
-            if share not in self._totals:
-                self._totals[share] = [step.peak(share).total for step in self._steps]
-            totals = self._totals[share]
-            return sum(weight * total for weight, total in zip(weights, totals, strict=True))
-        segments = zip(*(step.segments for step in self._steps), strict=True)
+        if not (alike := self._alike()):
+            return sum(
+                weight * self.measured(each)
+                for weight, each in zip(_lagrange(self._sizes, size), self._sizes, strict=True)
+            )
+        weights, steps = _lagrange(alike, size), [self._steps[each] for each in alike]
         known: dict[int, Tensor] = {}
         changes = []
-        for same in segments:
+        for same in zip(*(step.segments for step in steps), strict=True):
             if id(same[0]) not in known:
                 together = (weight * each.changes for weight, each in zip(weights, same, strict=True))
                 known[id(same[0])] = torch.stack(list(together)).sum(0)
             changes.append(known[id(same[0])])
-        return with_changes(self._steps[0], changes).peak(share).total
+        return with_changes(steps[0], changes).peak(self._share).total
 
-    @cached_property
-    def _steps(self) -> list[Timeline]:
-        return [self._step(size) for size in self.sizes]
+    def _alike(self) -> tuple[int, ...]:
+        if self._same is None:
+            for size in self._sizes:
+                self._at(size)
+            groups = (
+                [other for other, step in self._steps.items() if one.matches(step)] for one in self._steps.values()
+            )
+            count = len(self._sizes)
+            self._same = next((tuple(group[:count]) for group in groups if len(group) >= count), ())
+        return self._same
+
+    def _at(self, size: int) -> Timeline:
+        if size not in self._steps:
+            self._steps[size] = self._step(size)
+        return self._steps[size]
 
 
 def largest(

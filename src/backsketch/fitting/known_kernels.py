@@ -1,4 +1,4 @@
-"""KnownKernels: run operators on the meta device from memory.
+"""run_known: run operators on the meta device from memory.
 
 Most kernels for meta tensors are Python: what one product of two tensors takes is a quarter of a millisecond. What they
 return, shapes, strides and types, depends on those of their inputs alone. Blocks that are alike, and the parts of a
@@ -12,35 +12,27 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..torch_private import TorchDispatchMode
-
 Made: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
-class KnownKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside the block, run each operator once for each kind of inputs, and then return empty tensors of its kind.
-
-    It is entered before other modes, which then see all that they see without it.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func not in _ALSO and torch.Tag.pointwise not in func.tags:
-            return func(*args, **kwargs)
-        try:
-            key = (func, _kind(args), _kind(tuple(kwargs.items())))
-        except _UnknownError:
-            return func(*args, **kwargs)
-        if key not in _KNOWN:
-            out = func(*args, **kwargs)
-            if len(_KNOWN) < _MOST and (plan := _plan(out, args)) is not None:
-                _KNOWN[key] = plan
-            return out
-        plan = _KNOWN[key]
-        if plan is _FIRST:
-            return args[0]
-        made = tuple(torch.empty_strided(shape, stride, dtype=dtype, device="meta") for shape, stride, dtype in plan)
-        return made if func in _ALSO and len(made) > 1 else made[0]
+def run_known(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an operator once for each kind of inputs, and then return empty tensors of the kind that it returned."""
+    if operator not in _ALSO and torch.Tag.pointwise not in operator.tags:
+        return operator(*args, **kwargs)
+    try:
+        key = (operator, _kind(args), _kind(tuple(kwargs.items())))
+    except _UnknownError:
+        return operator(*args, **kwargs)
+    if key not in _KNOWN:
+        out = operator(*args, **kwargs)
+        if len(_KNOWN) < _MOST and (plan := _plan(out, args)) is not None:
+            _KNOWN[key] = plan
+        return out
+    plan = _KNOWN[key]
+    if plan is _FIRST:
+        return args[0]
+    made = tuple(torch.empty_strided(shape, stride, dtype=dtype, device="meta") for shape, stride, dtype in plan)
+    return made if operator in _ALSO and len(made) > 1 else made[0]
 
 
 class _UnknownError(Exception):

@@ -35,12 +35,7 @@ def largest_length(
 
 
 def _largest(at: Callable[[int], Timeline], sizes: Sequence[int], *, share: RankShare, memory: int, most: int) -> int:
-    grown = Growth(sizes, at)
+    grown = Growth(sizes, at, share)
     return largest(
-        lambda size: at(size).peak(share).total,
-        memory,
-        sizes=sizes,
-        most=most,
-        predict=lambda size: grown.peak(size, share),
-        trusted=lambda: grown.foreseeable,
+        grown.measured, memory, sizes=sizes, most=most, predict=grown.peak, trusted=lambda: grown.foreseeable
     )

@@ -10,13 +10,13 @@ pack_rows and unpack_rows, which launch twice for some odd sizes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..torch_private import TorchDispatchMode, tree_leaves
+from ..tensor_storages import tensors_of
+from ..torch_private import TorchDispatchMode
 from .launch_rules import FREE, Call, moved, multiplied
 
 
@@ -37,14 +37,15 @@ class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.kernels: list[Kernel] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        keywords = kwargs or {}
-        result = func(*args, **keywords)
-        call = Call(str(func).split(".")[1], args, keywords, result)
-        tensors = [value for value in tree_leaves([args, keywords, result]) if isinstance(value, Tensor)]
-        if not func.is_view and call.name not in FREE and _runs(call, tensors):
-            dtype = next(tensor.dtype for tensor in tensors if tensor.device.type != "cpu")
-            self.kernels.append(Kernel(call.name, moved(call), multiplied(call), dtype))
+        result = func(*args, **(kwargs or {}))
+        self.count(func, args, kwargs or {}, result)
         return result
+
+    def count(self, operator: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        """Write down the kernel that an operator launches, if it does."""
+        call = Call(str(operator).split(".")[1], args, kwargs, result)
+        if not operator.is_view and call.name not in FREE and (tensors := _on_device(call)):
+            self.kernels.append(Kernel(call.name, moved(call), multiplied(call), tensors[0].dtype))
 
     @property
     def launches(self) -> int:
@@ -66,7 +67,9 @@ class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return dict(Counter(kernel.name for kernel in self.kernels).most_common())
 
 
-def _runs(call: Call, tensors: Sequence[Tensor]) -> bool:
-    """Tell whether a call computes a value on a device."""
-    results = [value for value in tree_leaves(call.result) if isinstance(value, Tensor)] or tensors
-    return any(tensor.device.type != "cpu" and tensor.numel() for tensor in results)
+def _on_device(call: Call) -> list[Tensor]:
+    """List the tensors of a call that are not on the CPU, or none if it computes no value there."""
+    made = tensors_of(call.result)
+    tensors = [*tensors_of((call.arguments, call.keywords)), *made]
+    computes = any(tensor.device.type != "cpu" and tensor.numel() for tensor in made or tensors)
+    return [tensor for tensor in tensors if tensor.device.type != "cpu"] if computes else []

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..storage.sizes import stored_bytes
-from ..torch_private import memory_id, tree_leaves
+from ..tensor_storages import tensors_of
+from ..torch_private import memory_id
 
 
 class Call(NamedTuple):
@@ -60,15 +61,15 @@ def _everything(call: Call) -> int:
     if call.name in WRITE_ONLY:
         return _written(call)
     given = [value for name, value in call.keywords.items() if name != "out"]
-    return _distinct(tree_leaves([call.arguments, given])) + _written(call)
+    return _distinct((call.arguments, given)) + _written(call)
 
 
 def _written(call: Call) -> int:
-    return _distinct(tree_leaves(call.result))
+    return _distinct(call.result)
 
 
-def _distinct(values: Sequence[Any]) -> int:
-    tensors = {_place(value): value for value in values if isinstance(value, Tensor)}
+def _distinct(values: Any) -> int:
+    tensors = {_place(tensor): tensor for tensor in tensors_of(values)}
     return sum(map(size, tensors.values()))
 
 
@@ -83,17 +84,17 @@ def _copied(call: Call) -> int:
 
 def _picked(call: Call) -> int:
     """index_select, gather, index, embedding: read the indices and the values they name, and write these."""
-    indices = _distinct(tree_leaves(call.arguments[1:]))
+    indices = _distinct(call.arguments[1:])
     return indices + 2 * size(call.result)
 
 
 def _scattered(call: Call) -> int:
     """scatter_, index_copy_, index_put_: read indices and source and write as many values as the source has."""
     *_, indices, source = call.arguments[:4]
-    places = _distinct(tree_leaves(indices))
+    places = _distinct(indices)
     if isinstance(source, Tensor):
         return places + 2 * size(source)
-    count = max((index.numel() for index in tree_leaves(indices) if isinstance(index, Tensor)), default=0)
+    count = max((index.numel() for index in tensors_of(indices)), default=0)
     return places + count * int(call.arguments[0].element_size())
 
 

@@ -16,7 +16,7 @@ from ..memory.meta_device import meta_step
 from ..memory.peak import peak_memory
 from ..memory.saved import saved_memory
 from ..torch_private import in_backward, tree_leaves
-from .known_kernels import KnownKernels
+from .known_kernels import run_known
 from .launch_counter import Kernel, LaunchCounter
 from .segment import BACKWARD, BEFORE, FORWARD, Segment
 
@@ -35,9 +35,8 @@ def record_step(
     with ExitStack() as stack:
         stack.enter_context(_without_collector())
         stack.enter_context(meta_step())
-        stack.enter_context(KnownKernels())  # type: ignore[no-untyped-call]
-        counter = stack.enter_context(LaunchCounter()) if kernels else None
-        peak = stack.enter_context(peak_memory(model))
+        counter = LaunchCounter() if kernels else None
+        peak = stack.enter_context(_StepMemory(model, counter))
         saved = stack.enter_context(saved_memory(model))
 
         def count(phase: str) -> tuple[int, int, int]:
@@ -56,6 +55,20 @@ def record_step(
         parameter.grad = None
     launched = () if counter is None else tuple(counter.kernels)
     return tuple(marks.segments(peak.changes, own, kept, launched))
+
+
+class _StepMemory(peak_memory):
+    """The peak of a step whose operators run from memory, one mode for all that follows them; it counts kernels too."""
+
+    def __init__(self, model: nn.Module, counter: LaunchCounter | None) -> None:
+        super().__init__(model)
+        self._counter = counter
+
+    def run(self, operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        result = run_known(operator, args, kwargs)
+        if self._counter is not None:
+            self._counter.count(operator, args, kwargs, result)
+        return result
 
 
 class _Marks:

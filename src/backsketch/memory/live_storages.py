@@ -80,13 +80,14 @@ class LiveStorages:
     def see(self, tensor: Tensor, place: Place | None, role: str = TRANSIENTS) -> None:
         """Take note of the storages behind ``tensor``, and give them ``role`` if it outranks the one they have."""
         for storage in storages(tensor):
-            if self._device is not None and storage.device.type != self._device:
-                continue
             key, size = storage_key(storage), storage.nbytes()
             if key not in self._known:
+                if self._device is not None and storage.device.type != self._device:
+                    continue
                 self._known[key] = LiveStorage(role, place, tuple(tensor.shape)), 0, self._watch(storage, key)
             item, known, reference = self._known[key]
-            item.role = min(item.role, role, key=ROLES.index)
+            if role != item.role:
+                item.role = min(item.role, role, key=ROLES.index)
             if size != known:
                 self._known[key] = item, size, reference
                 self._log.append((item, size - known, place))

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..linear import compiled_operators as ops
-from ..tensor_storages import model_tensors
-from ..torch_private import TorchDispatchMode, in_backward, is_fake, tree_leaves, without_function_modes
+from ..tensor_storages import model_tensors, tensors_of
+from ..torch_private import TorchDispatchMode, in_backward, is_fake, without_function_modes
 from .live_storages import ACTIVATIONS, GRADIENTS, OPTIMIZER_STATES, PARAMETERS, Change, LiveStorages, Peak, Place
 from .running_module import RunningModule
 from .saved_tensor_meter import Held, Watcher, watch_saved_tensors
@@ -122,6 +122,10 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
             else:
                 self._storages.see(tensor, None)
 
+    def run(self, operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operation; subclasses may run it in another way."""
+        return operator(*args, **kwargs)
+
     def made(self, tensors: list[Tensor], op: str) -> None:
         """Take note of what an operation returned."""
         phase = "optimizer" if self._in_step else "backward" if self._in_backward else "forward"
@@ -167,7 +171,7 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
         self._see_states(optimizer)
 
     def _see_states(self, optimizer: Optimizer) -> None:
-        for tensor in _tensors(list(optimizer.state.values())):
+        for tensor in tensors_of(list(optimizer.state.values())):
             self._storages.see(tensor, None, OPTIMIZER_STATES)
 
 
@@ -179,36 +183,16 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watcher = watcher
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (inside := ops.OPAQUE.get(func)) is not None and not any(map(is_fake, _tensors(args))):
+        if (inside := ops.OPAQUE.get(func)) is not None and not any(map(is_fake, tensors_of(args))):
             with self:
                 return inside(*args, **(kwargs or {}))
-        self._watcher.used(_tensors((args, kwargs)))
-        with without_function_modes():
-            out = func(*args, **(kwargs or {}))
-        self._watcher.made(_tensors(out), _name(func))
+        with without_function_modes():  # which would see each storage that is asked for
+            self._watcher.used(tensors_of((args, kwargs)))
+            out = self._watcher.run(func, args, kwargs or {})
+            self._watcher.made(tensors_of(out), _name(func))
         return out
 
 
 @cache
 def _name(operator: Any) -> str:
     return str(operator)
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    _collect(tree, found)
-    return found
-
-
-def _collect(tree: Any, found: list[Tensor]) -> None:
-    """Add the tensors in a tree; most are short tuples, for which torch's own walk takes longer than the operation."""
-    if isinstance(tree, Tensor):
-        found.append(tree)
-    elif type(tree) in (tuple, list):
-        for each in tree:
-            _collect(each, found)
-    elif type(tree) is dict:
-        for each in tree.values():
-            _collect(each, found)
-    elif tree is not None and not isinstance(tree, (int, float, str)):
-        found.extend(leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
