@@ -67,7 +67,9 @@ def test_the_limit_holds_while_noise_drifts_for_fewer_bytes_than_a_fixed_config(
     def note(records):
         averages = {name: LayerAverages() for name in controller.configs}
         for record in records:
-            averages[str(record["layer"])].update(record, controller.configs[str(record["layer"])], 1)
+            of_layer = averages[str(record["layer"])]
+            of_layer.update(record, controller.configs[str(record["layer"])], 1)
+            of_layer.shares.add(int(record["valid_rows"]) / int(record["rows"]))
         choices = [GroupChoice(group, monitor.layers, averages) for group in (("query", "key", "value"), ("out",))]
         sgd, totals = sum(choice.sgd for choice in choices), add_up(records)
         under = {name: [choice.point(config) for choice in choices] for name, config in fixed.items()}
@@ -130,6 +132,7 @@ def test_the_noise_of_another_config_is_known_from_that_of_the_present_one(rotat
     with NoiseMonitor(layer, exact=True) as monitor, bs.valid_rows(valid):
         layer(x).backward(y)
     averages.update(monitor.to_records()[0], present, 10)
+    averages.shares.add(48 / 64 if padded else 1.0)
     for bits, ratio in itertools.product((8, 4, 3, 2), (1.0, 0.6, 0.1)):
         config = SketchConfig(ratio=ratio, bits=bits, rotate=rotate)
         exact = float(noise.sketch_variance(x, y, config, valid))
