@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from numbers import Real
 from typing import Any
@@ -95,7 +95,7 @@ class NoiseLimit:
         self.callback = callback
         self.changes: list[LimitChange] = []
         self.monitor = NoiseMonitor(model, every=min(10, self.every)) if monitor is None else monitor
-        _check_layers(model)
+        _check_layers(model.named_modules())
         self._owns_monitor = monitor is None
         self.monitor.start()
         self._started = {name: layer for name, layer in self.monitor.layers.items() if is_sketched(layer)}
@@ -171,6 +171,7 @@ class NoiseLimit:
         if state["configs"].keys() != self._layers.keys():
             differing = sorted(state["configs"].keys() ^ self._layers.keys())
             raise ValueError(f"the state must be of a model with the same sketched layers, but differs in {differing}")
+        self._padding.settle()  # what waits is of the run before
         self._averages = {name: LayerAverages.of(numbers) for name, numbers in state["averages"].items()}
         self._set({name: SketchConfig(**fields) for name, fields in state["configs"].items()})
         self._first = {name: SketchConfig(**fields) for name, fields in state["first"].items()}
@@ -193,6 +194,7 @@ class NoiseLimit:
 
     def _hear(self, records: list[Record]) -> None:
         """Take the records of a step into account, and decide if it is time."""
+        _check_layers(self._layers.items())  # which sketch_ may have converted again
         self._padding.settle()
         self._shared.end_step()
         self._measure(records)
@@ -222,7 +224,6 @@ class NoiseLimit:
 
     def _decide(self) -> None:
         self._settled, self._decided = self._decided is not None, self.monitor.steps
-        _check_layers(self.model)
         averages = self._of_all_processes()
         choices = self._choices(averages)
         sgd = sum(choice.sgd for choice in choices)
@@ -315,9 +316,9 @@ def _at_least_one(name: str, value: object) -> float:
     return float(value)
 
 
-def _check_layers(model: nn.Module) -> None:
+def _check_layers(layers: Iterable[tuple[str, nn.Module]]) -> None:
     """Raise ValueError unless the noise of all sketched layers is known under other configs."""
-    for name, module in model.named_modules():
+    for name, module in layers:
         config = module.config if is_sketched(module) else None
         if isinstance(config, SketchConfig) and (
             config.kind != "rows" or config.bits is None or config.center or config.dim is not None

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..linear.graph_node import sketch_node
 from ..linear.inputs import input_of
+from ..torch_private import is_fake
 
 _MOST_WAITING = 4096  # calls whose counts may stay on the device
 
@@ -58,8 +59,9 @@ class PaddingWatch:
     ) -> None:
         if torch.compiler.is_compiling() or (node := sketch_node(output)) is None:
             return
-        rows = input_of(args, kwargs).shape[:-1].numel()
-        if not rows:
+        x = input_of(args, kwargs)
+        rows = x.shape[:-1].numel()
+        if not rows or x.is_meta or is_fake(x):
             return
         self._waiting.append((name, rows, None if node.valid is None else self._counted(node.valid)))
         if len(self._waiting) >= _MOST_WAITING:
