@@ -104,25 +104,23 @@ def test_the_limit_holds_while_noise_drifts_for_fewer_bytes_than_a_fixed_config(
 
 
 def test_the_committed_runs_hold_their_limits_for_the_bytes_of_the_best_fixed_config():
-    """A real fine-tuning: the records behind experiments/rendered/limit.md.
+    """Real fine-tunings: the records behind experiments/rendered/limit.md.
 
-    Fewer bytes than the fixed config that would have been best in hindsight, for the same mean noise; for the same
-    worst noise, which is that of the batch with the least padding, at most 5% more.
+    The time average is within a tenth of the limit, for at most the bytes of the fixed configs that would have been
+    best in hindsight, for the same mean and for the same worst noise. One run misses that, as the page says.
     """
-    records = [json.loads(path.read_text()) for path in sorted((RECORDS / "noise_limit").glob("limit-*.json"))]
-    assert records
+    records = [record for record in page.ARTEFACT.records(RECORDS) if record["settings"]["limit"] is not None]
+    assert len(records) > 1
     for record in records:
-        limit = record["settings"]["limit"]
-        points = [point for point in record["results"]["points"] if point["step"] > page.SETTLED]
-        average = sum(point["noise"] for point in points) / len(points)
-        assert average <= 1.1 * limit
-        kept = sum(point["bytes"] / point["exact_bytes"] for point in points) / len(points)
-        worst = max(point["noise"] for point in points)
-        by_mean, by_worst = page.cheapest_fixed(points, mean, average), page.cheapest_fixed(points, max, worst)
-        assert by_mean is not None
-        assert by_worst is not None
-        assert kept <= by_mean[1]
-        assert kept <= 1.05 * by_worst[1]
+        settings, points = record["settings"], page.settled(record["results"])
+        average, worst = mean(point["noise"] for point in points), max(point["noise"] for point in points)
+        assert 0.9 * settings["limit"] <= average <= 1.1 * settings["limit"]
+        kept = mean(point["bytes"] / point["exact_bytes"] for point in points)
+        most = 1.05 if (settings["task"], settings["limit"]) == ("CoLA", 0.03) else 1.0
+        for summary, noise_of_run in ((mean, average), (max, worst)):
+            cheapest = page.cheapest_fixed(points, summary, noise_of_run)
+            assert cheapest is not None
+            assert kept <= most * cheapest[1]
 
 
 @pytest.mark.parametrize("padded", [False, True])
