@@ -60,11 +60,12 @@ def train(
         def note(records: list[Record]) -> None:
             assert controller is not None
             totals = add_up(records)
-            groups = controller._groups or [(name,) for name in controller.configs]
             averages = {name: LayerAverages() for name in controller.configs}
             for record in records:
-                averages[str(record["layer"])].update(record, controller.configs[str(record["layer"])], 1)
-            choices = [GroupChoice(group, monitor.layers, averages) for group in groups]
+                of_layer = averages[str(record["layer"])]
+                of_layer.update(record, controller.configs[str(record["layer"])], 1)
+                of_layer.shares.add(int(record["valid_rows"]) / int(record["rows"]))
+            choices = [GroupChoice(group, monitor.layers, averages) for group in controller.groups]
             sgd = sum(choice.sgd for choice in choices)
             under = {name: [choice.point(config) for choice in choices] for name, config in fixed.items()}
             points.append(

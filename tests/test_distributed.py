@@ -9,7 +9,7 @@ import pytest
 
 WORKER = Path(__file__).parent / "workers" / "distributed.py"
 CHECKS = (
-    *("ddp", "ddp_compiled", "ddp_rest", "ddp_resume"),
+    *("ddp", "ddp_compiled", "ddp_rest", "ddp_limit", "ddp_resume"),
     *("fsdp", "fsdp_measured", "fsdp_converted_after", "fsdp_rest", "fsdp_resume"),
 )
 
@@ -49,6 +49,14 @@ def test_everything_else_is_packed_on_every_rank(outcomes, name):
 
 def test_the_mixed_precision_policy_of_fsdp(outcomes):
     assert is_unbiased(outcomes["fsdp"]["bf16"], rounding=0.01), outcomes["fsdp"]
+
+
+def test_ranks_hold_a_limit_alike_though_one_measures_nan_and_a_budget_is_of_one_of_them(outcomes):
+    limited = outcomes["ddp_limit"]
+    assert limited["alike"]
+    assert limited["finite"]
+    assert limited["changes"] >= 1
+    assert 0.9 < limited["kept"] <= 1
 
 
 @pytest.mark.parametrize("name", ["ddp_resume", "fsdp_resume"])

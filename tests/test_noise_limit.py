@@ -15,8 +15,11 @@ from torch import nn
 
 import backsketch as bs
 from backsketch import NoiseLimit, NoiseMonitor, SketchConfig, SketchedLinear, noise
-from backsketch.control.layer_averages import LayerAverages
+from backsketch.control.layer_averages import LayerAverages, levels
 from backsketch.control.limit_choice import GroupChoice
+from backsketch.control.valid_shares import ValidShares
+from backsketch.integrations.transformers import SketchCallback
+from backsketch.linear.keeping import kept_bytes
 from backsketch.monitor.noise_records import add_up
 from backsketch.planning.spending import Point, reach
 
@@ -31,10 +34,12 @@ class Attention(nn.Module):
         super().__init__()
         self.norm, self.query, self.key, self.value = nn.LayerNorm(WIDTH), *(nn.Linear(WIDTH, 32) for _ in range(3))
         self.mixed, self.out = nn.LayerNorm(32), nn.Linear(32, 16)
+        self.skips_value = False
 
     def forward(self, x):
         x = self.norm(x)
-        return self.out(self.mixed(self.query(x) * self.key(x).tanh() + self.value(x)))
+        product = self.query(x) * self.key(x).tanh()
+        return self.out(self.mixed(product if self.skips_value else product + self.value(x)))
 
 
 def make(config=START):
@@ -67,7 +72,9 @@ def test_the_limit_holds_while_noise_drifts_for_fewer_bytes_than_a_fixed_config(
     def note(records):
         averages = {name: LayerAverages() for name in controller.configs}
         for record in records:
-            averages[str(record["layer"])].update(record, controller.configs[str(record["layer"])], 1)
+            of_layer = averages[str(record["layer"])]
+            of_layer.update(record, controller.configs[str(record["layer"])], 1)
+            of_layer.shares.add(int(record["valid_rows"]) / int(record["rows"]))
         choices = [GroupChoice(group, monitor.layers, averages) for group in (("query", "key", "value"), ("out",))]
         sgd, totals = sum(choice.sgd for choice in choices), add_up(records)
         under = {name: [choice.point(config) for choice in choices] for name, config in fixed.items()}
@@ -97,25 +104,23 @@ def test_the_limit_holds_while_noise_drifts_for_fewer_bytes_than_a_fixed_config(
 
 
 def test_the_committed_runs_hold_their_limits_for_the_bytes_of_the_best_fixed_config():
-    """A real fine-tuning: the records behind experiments/rendered/limit.md.
+    """Real fine-tunings: the records behind experiments/rendered/limit.md.
 
-    Fewer bytes than the fixed config that would have been best in hindsight, for the same mean noise; for the same
-    worst noise, which is that of the batch with the least padding, at most 5% more.
+    The time average is within a tenth of the limit, for at most the bytes of the fixed configs that would have been
+    best in hindsight, for the same mean and for the same worst noise. One run misses that, as the page says.
     """
-    records = [json.loads(path.read_text()) for path in sorted((RECORDS / "noise_limit").glob("limit-*.json"))]
-    assert records
+    records = [record for record in page.ARTEFACT.records(RECORDS) if record["settings"]["limit"] is not None]
+    assert len(records) > 1
     for record in records:
-        limit = record["settings"]["limit"]
-        points = [point for point in record["results"]["points"] if point["step"] > page.SETTLED]
-        average = sum(point["noise"] for point in points) / len(points)
-        assert average <= 1.1 * limit
-        kept = sum(point["bytes"] / point["exact_bytes"] for point in points) / len(points)
-        worst = max(point["noise"] for point in points)
-        by_mean, by_worst = page.cheapest_fixed(points, mean, average), page.cheapest_fixed(points, max, worst)
-        assert by_mean is not None
-        assert by_worst is not None
-        assert kept <= by_mean[1]
-        assert kept <= 1.05 * by_worst[1]
+        settings, points = record["settings"], page.settled(record["results"])
+        average, worst = mean(point["noise"] for point in points), max(point["noise"] for point in points)
+        assert 0.9 * settings["limit"] <= average <= 1.1 * settings["limit"]
+        kept = mean(point["bytes"] / point["exact_bytes"] for point in points)
+        most = 1.05 if (settings["task"], settings["limit"]) == ("CoLA", 0.03) else 1.0
+        for summary, noise_of_run in ((mean, average), (max, worst)):
+            cheapest = page.cheapest_fixed(points, summary, noise_of_run)
+            assert cheapest is not None
+            assert kept <= most * cheapest[1]
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -130,6 +135,7 @@ def test_the_noise_of_another_config_is_known_from_that_of_the_present_one(rotat
     with NoiseMonitor(layer, exact=True) as monitor, bs.valid_rows(valid):
         layer(x).backward(y)
     averages.update(monitor.to_records()[0], present, 10)
+    averages.shares.add(48 / 64 if padded else 1.0)
     for bits, ratio in itertools.product((8, 4, 3, 2), (1.0, 0.6, 0.1)):
         config = SketchConfig(ratio=ratio, bits=bits, rotate=rotate)
         exact = float(noise.sketch_variance(x, y, config, valid))
@@ -199,6 +205,116 @@ def test_what_is_not_finite_is_left_out():
     assert controller.noise <= 0.1
 
 
+def test_an_integer_budget_is_of_one_backward_however_many_a_step_has():
+    """Micro-batches of gradient accumulation are not held at one time; calls of one forward are."""
+    budget = ROWS * 8 * 8
+    model, optimizer = make()
+    with NoiseLimit(model, 1e-4, 4, budget=budget, monitor=NoiseMonitor(model).start()) as controller:
+        for _ in range(6):
+            for _ in range(2):
+                model(batch()).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert 0.8 * budget < controller.kept_bytes <= budget
+        accumulated = controller.kept_bytes
+    x = batch().requires_grad_()
+    with bs.saved_memory(model) as sketched:
+        kept = model(x)
+    with bs.saved_memory(exact := bs.unsketch_(model)) as whole:
+        plain = exact(x)
+    assert whole.activations - sketched.activations == 4 * ROWS * (WIDTH + 32) - accumulated
+    del kept, plain
+
+    layer = bs.sketch_(nn.Sequential(nn.Linear(WIDTH, WIDTH)), START)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+    with NoiseLimit(layer, 1e-4, 4, budget=budget, monitor=NoiseMonitor(layer).start()) as controller:
+        for _ in range(6):
+            layer(layer(batch()).relu()).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert controller.monitor.to_records()[0]["held_calls"] == 2
+        once = controller.configs["0"]
+        assert controller.kept_bytes == pytest.approx(2 * kept_bytes(once, ROWS, WIDTH, 4), abs=1)
+        assert controller.kept_bytes <= budget
+
+
+def test_layers_that_are_unsketched_are_left_alone():
+    model, optimizer = make()
+    with NoiseLimit(model, 0.3, 2, monitor=NoiseMonitor(model).start()) as controller:
+        train(model, optimizer, 3)
+        bs.unsketch_(model.key)
+        bs.unsketch_(model.out)
+        outside, controller.limit = controller.kept_bytes, 0.03
+        train(model, optimizer, 6)
+        assert set(controller.configs) == {"query", "value"}
+        assert controller.changes[-1].step > 3
+        assert type(model.out) is nn.Linear
+        assert "config" not in model.out.__dict__
+        assert "query" in controller.changes[-1].configs
+        assert outside > 0
+        json.dumps(controller.state_dict())
+        bs.sketch_(model.query, SketchConfig(kind="gaussian"))
+        with pytest.raises(ValueError, match="got query with"):
+            train(model, optimizer, 6)
+
+
+def test_layers_that_first_run_later_keep_one_sketch_with_their_siblings():
+    model, optimizer = make()
+    model.skips_value = True
+    with NoiseLimit(model, 0.3, 3, monitor=NoiseMonitor(model, every=1).start()) as controller:
+        train(model, optimizer, 6)
+        assert controller.configs["query"] != controller.configs["value"] == START
+        model.skips_value = False
+        train(model, optimizer, 6)
+        assert set(controller.groups) == {("query", "key", "value"), ("out",)}
+        assert len({controller.configs[name] for name in ("query", "key", "value")}) == 1
+        resumed = NoiseLimit(model, 0.3, 3, monitor=NoiseMonitor(model, every=1))
+        resumed.load_state_dict(controller.state_dict())
+        assert resumed.groups == controller.groups
+        resumed.stop()
+
+
+def test_batches_that_are_not_measured_tell_how_much_padding_there_is():
+    """Each tenth step is measured, and those have half of their rows padded; others have none."""
+    model, optimizer = make()
+    with NoiseLimit(model, 0.3, 10, budget=1.0) as controller:
+        for step in range(41):
+            valid = torch.arange(ROWS) < (ROWS if step % 10 else ROWS // 2)
+            with bs.valid_rows(valid):
+                model(batch())[valid].square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        state = controller.state_dict()["averages"]["query"]
+    averages = LayerAverages.of(state)
+    assert averages.shares.known == [(0.5, 5.0), (1.0, 36.0)]
+    assert averages.growths(ROWS) == (1.0, 1.0)
+    mean_growth, most_growth = averages.growths(ROWS // 2)
+    assert mean_growth == pytest.approx(1 * 5 / 41 + 2 * 36 / 41)
+    assert most_growth == 2.0
+    config = controller.configs["query"]
+    grown, most = averages.growths(config.dim_for(ROWS))
+    assert averages.added(config, 2.0) == pytest.approx(
+        (grown + 2 * most - 3) * averages.sgd + (grown + 2 * most) * averages.unit / levels(config) ** 2
+    )
+
+
+def test_shares_of_valid_rows_have_one_size_and_are_forgotten():
+    shares = ValidShares()
+    assert shares.high == 1.0
+    for share in (0.2, 0.4, 0.4, 0.6):
+        shares.add(share)
+    assert shares.high == pytest.approx(0.4 + 2.5 * math.sqrt(0.02))
+    assert ValidShares.of(shares.as_list()) == shares
+    size = len(shares.as_list())
+    for _ in range(3000):
+        shares.add(0.9)
+    assert len(shares.as_list()) == size
+    ((only, _),) = shares.known
+    assert only == pytest.approx(0.9)
+    assert shares.high == pytest.approx(0.9)
+    assert sum(shares.counts) <= 1024
+
+
 def test_a_resumed_run_is_the_same_bit_for_bit():
     def start():
         model, optimizer = make()
@@ -247,8 +363,12 @@ def test_compiled_layers_are_named_as_not_observed():
 def test_bad_input_is_named():
     model, _ = make()
     for wrong in (0, -1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match="limit must be a positive number"):
+        with pytest.raises(ValueError, match=r"^limit must be a positive number"):
             NoiseLimit(model, wrong)
+        with pytest.raises(ValueError, match=r"^noise_limit must be a positive number"):
+            SketchCallback(noise_limit=wrong)
+    with pytest.raises(TypeError, match=r"^noise_limit must be a positive number"):
+        SketchCallback(noise_limit=True)
     with pytest.raises(ValueError, match="worst must be a number of at least 1, got 0"):
         NoiseLimit(model, 0.1, worst=0)
     for config in (SketchConfig(ratio=0.5), SketchConfig(kind="gaussian", bits=4), SketchConfig(bits=4, center=True)):

@@ -12,51 +12,40 @@ from . import style
 from .artefact import Artefact, Record, table, where_from
 
 _COLORS = ("#2f6db5", "#0b7a75", "#d9820a", "#8e5ea2")
+_DASHES = ("-", "--", ":", "-.")  # by task and seed
 SETTLED = 30  # steps in which the controller finds its first configs
 
 
 def render(records: list[Record]) -> tuple[str, Figure | None]:
-    """Return a line for each limit, and noise and bytes over the steps."""
+    """Return a line for each run, and noise and bytes over the steps by limit, one line style a task and seed."""
     figure, (noise, kept) = style.panels(2, (11, 4.4))
+    runs = list(dict.fromkeys(_run(record) for record in records))
+    limits = list(dict.fromkeys(limit for record in records if (limit := record["settings"].get("limit")) is not None))
     lines = []
-    limited = [record for record in records if record["settings"].get("limit") is not None]
-    for color, record in zip(_COLORS, limited, strict=False):
-        limit, results = record["settings"]["limit"], record["results"]
-        points = [point for point in results["points"] if point["step"] > SETTLED]
+    for record in sorted(records, key=lambda record: runs.index(_run(record))):
+        limit, results = record["settings"].get("limit"), record["results"]
+        if limit is None:
+            lines.append([_run(record), "exact", "0", "0", "100%", "", "", "", *_losses(results)])
+            continue
+        color, dashes = _COLORS[limits.index(limit) % len(_COLORS)], _DASHES[runs.index(_run(record)) % len(_DASHES)]
         steps = [point["step"] for point in results["points"]]
-        noise.plot(steps, [point["noise"] for point in results["points"]], color=color, label=f"limit {limit}")
-        noise.axhline(limit, color=color, linestyle=":")
+        label = f"{limit}, {_run(record)}"
+        noise.plot(steps, [point["noise"] for point in results["points"]], dashes, color=color, label=label)
+        noise.axhline(limit, color=color, linewidth=0.8)
         share = [point["bytes"] / point["exact_bytes"] for point in results["points"]]
-        kept.plot(steps, [100 * each for each in share], color=color, label=f"limit {limit}")
-        worst = max(point["noise"] for point in points)
-        average = mean(point["noise"] for point in points)
-        by_worst, by_mean = cheapest_fixed(points, max, worst), cheapest_fixed(points, mean, average)
-        lines.append(
-            [
-                f"limit {limit}",
-                f"{average:.4f}",
-                f"{worst:.4f}",
-                f"{100 * mean(point['bytes'] / point['exact_bytes'] for point in points):.2f}%",
-                _told(by_worst),
-                _told(by_mean),
-                str(len(results["changes"])),
-                *_losses(results),
-            ]
-        )
-    for record in records:
-        if record["settings"].get("limit") is None:
-            lines.append(["exact", "0", "0", "100%", "", "", "", *_losses(record["results"])])
+        kept.plot(steps, [100 * each for each in share], dashes, color=color)
+        lines.append([_run(record), f"limit {limit}", *_numbers(results), *_losses(results)])
     noise.set(xlabel="step", ylabel="added noise / SGD's noise", yscale="log")
     kept.set(xlabel="step", ylabel="kept of linear inputs, % of fp32")
-    if limited:
-        style.legend(figure, noise, len(limited))
-    settings = records[0]["settings"]
+    if limits:
+        style.legend(figure, noise, max(len(limits), 3))
     header = [
-        "training", "mean noise", "worst noise", "mean bytes", "fixed, same worst noise", "fixed, same mean noise",
-        "changes", "training loss", "evaluation loss", "accuracy",
+        "task", "training", "mean noise", "worst noise", "mean bytes", "fixed, same worst noise",
+        "fixed, same mean noise", "changes", "training loss", "evaluation loss", "accuracy",
     ]  # fmt: skip
+    settings = records[0]["settings"]
     text = (
-        f"{settings['model']} on {settings['task']}, {settings['steps']} steps, seed {settings['seed']}. Noise and "
+        f"{settings['model']}, {settings['steps']} steps. Noise and "
         f"bytes are over the measured steps after step {SETTLED}, in which the controller has found its first configs; "
         f"bytes are a share of what exact layers keep of their inputs. Fixed configs are the same for all layers: "
         f"the cheapest ones, chosen in hindsight, whose worst or mean noise over the same steps is at most that of the "
@@ -66,6 +55,11 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
     return text, figure
 
 
+def settled(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the points after the first configs were found."""
+    return [point for point in results["points"] if point["step"] > SETTLED]
+
+
 def cheapest_fixed(
     points: list[dict[str, Any]], summary: Callable[[list[float]], float], most: float
 ) -> tuple[str, float] | None:
@@ -73,6 +67,23 @@ def cheapest_fixed(
     names = [name for name in points[0]["fixed"] if summary([point["fixed"][name][0] for point in points]) <= most]
     shares = {name: mean(point["fixed"][name][1] / point["exact_bytes"] for point in points) for name in names}
     return min(shares.items(), key=lambda item: item[1], default=None)
+
+
+def _run(record: Record) -> str:
+    return f"{record['settings']['task']}, seed {record['settings']['seed']}"
+
+
+def _numbers(results: dict[str, Any]) -> list[str]:
+    points = settled(results)
+    worst, average = max(point["noise"] for point in points), mean(point["noise"] for point in points)
+    return [
+        f"{average:.4f}",
+        f"{worst:.4f}",
+        f"{100 * mean(point['bytes'] / point['exact_bytes'] for point in points):.2f}%",
+        _told(cheapest_fixed(points, max, worst)),
+        _told(cheapest_fixed(points, mean, average)),
+        str(len(results["changes"])),
+    ]
 
 
 def _told(fixed: tuple[str, float] | None) -> str:
@@ -85,4 +96,4 @@ def _losses(results: dict[str, Any]) -> list[str]:
     return [f"{late:.3f}", f"{validation['loss']:.3f}", f"{100 * validation['accuracy']:.1f}"]
 
 
-ARTEFACT = Artefact("limit", "NoiseLimit at several limits", ("noise_limit",), render)
+ARTEFACT = Artefact("limit", "NoiseLimit at several limits", ("noise_limit", "noise_limit_held_out"), render)

@@ -5,6 +5,7 @@ A file of its own because torchrun runs a script. Rank 0 writes what a check mea
 
 import copy
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -18,7 +19,18 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from backsketch import RestConfig, SketchConfig, peak_memory, plan, saved_memory, sketch_, summary, unsketch_
+from backsketch import (
+    NoiseLimit,
+    NoiseMonitor,
+    RestConfig,
+    SketchConfig,
+    peak_memory,
+    plan,
+    saved_memory,
+    sketch_,
+    summary,
+    unsketch_,
+)
 from backsketch.integrations.session import Session
 from backsketch.rest.saving import observe_saving
 
@@ -237,6 +249,34 @@ def ddp_resume():
     return {
         "same": same(weights_of(model), weights_of(resumed)),
         "plain": list(saved[0]) == list(make_model(None).state_dict()),
+    }
+
+
+def ddp_limit():
+    """NoiseLimit under DDP, where rank 1 measures NaN in some steps, and a budget in bytes that the limit exceeds."""
+    torch.manual_seed(3)
+    model = make_model(SketchConfig(ratio=1.0, bits=4))
+    parallel = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    budget = 1200
+    controller = NoiseLimit(model, 1e-3, 3, budget=budget, monitor=NoiseMonitor(model).start())
+    x, y = data(dist.get_rank())
+    for step in range(12):
+        broken = step in (1, 2, 5) and dist.get_rank() == 1
+        ((parallel(x) - y).square().mean() * (math.nan if broken else 1)).backward()
+        if step in (1, 2, 5):
+            optimizer.zero_grad()  # as a gradient scaler does
+        optimizer.step()
+        optimizer.zero_grad()
+    controller.stop()
+    mine = [str(change) for change in controller.changes], {name: str(c) for name, c in controller.configs.items()}
+    ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, mine)
+    return {
+        "alike": all(each == mine for each in ranks),
+        "changes": len(controller.changes),
+        "kept": controller.kept_bytes / budget,
+        "finite": all(math.isfinite(value) for own in controller.state_dict()["averages"].values() for value in own),
     }
 
 

@@ -16,7 +16,7 @@ class LimitChange:
     Attributes:
         step: after how many steps; reason: why.
         noise_before, noise_after: added noise / SGD's noise as expected of the old and of the new configs.
-        bytes_before, bytes_after: what the layers keep of a batch of mean size.
+        bytes_before, bytes_after: what the layers keep at one time of a batch of mean size, on one process.
         configs: the layers that changed, and their new configs.
     """
 

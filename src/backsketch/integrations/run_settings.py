@@ -55,7 +55,7 @@ class RunSettings:
         if every is not None and not (isinstance(every, int) and not isinstance(every, bool) and every > 0):
             raise ValueError(f"noise_every must be a positive integer or None, got {every!r}")
         if self.noise_limit is not None:
-            check_limit(self.noise_limit)
+            check_limit(self.noise_limit, "noise_limit")
         if self.noise_by_layer and every is None and not self.controlled:
             raise ValueError("noise_by_layer=True reports what noise_every measures: give noise_every too, got None")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -96,6 +97,7 @@ class NoiseMonitor:
         self._listeners: OrderedDict[int, Callable[[list[Record]], object]] = OrderedDict()
         self._seed: int | None = None
         self._generators: dict[torch.device, tuple[int, torch.Generator]] = {}
+        self._clock = itertools.count()  # orders the forward and backward passes of calls
 
     def start(self, step: int | None = None) -> NoiseMonitor:
         """Hook the sketched layers; records of an earlier run stay.
@@ -170,6 +172,11 @@ class NoiseMonitor:
         return bool(self._handles)
 
     @property
+    def measuring(self) -> bool:
+        """Tell whether the step of now is measured."""
+        return self._step % self.every == 0
+
+    @property
     def layers(self) -> Mapping[str, nn.Module]:
         """Return name -> layer for the layers that are watched, or were until ``stop``."""
         return MappingProxyType(self._layers)
@@ -229,7 +236,7 @@ class NoiseMonitor:
 
     def _after_optimizer(self, optimizer: Optimizer, *_: object) -> None:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        mine = {name: weights_of(layer) for name, layer in self._layers.items()}
+        mine = {name: weights_of(layer) for name, layer in self._layers.items() if is_sketched(layer)}
         mine = {name: weights for name, weights in mine.items() if any(id(each) in held for each in weights)}
         for name, weights in mine.items():
             if name not in self._seen and any(weight.grad is not None for weight in weights):
@@ -251,10 +258,10 @@ class NoiseMonitor:
         self._called = True
         self._seen.add(name)
         x = as_rows(input_of(args, kwargs).detach())
-        if self._step % self.every == 0 and len(x):
+        if self.measuring and len(x):
             trace = self._trace(x, _config_of(node.how), node.valid, kept_by(node))
             sketched = isinstance(node.how, SketchConfig)
-            after_backward(node, partial(self._count, self._step, name, trace, sketched))
+            after_backward(node, partial(self._count, self._step, name, trace, sketched, next(self._clock)))
 
     def _trace(
         self, x: Tensor, config: SketchConfig, valid: Tensor | None, kept: tuple[Tensor, ...] | None
@@ -282,6 +289,7 @@ class NoiseMonitor:
         name: str,
         trace: Trace | KeptInput,
         sketched: bool,
+        begun: int,
         grad_weight: Tensor,
         grad_out: Tensor,
     ) -> None:
@@ -291,6 +299,7 @@ class NoiseMonitor:
         sums = self._steps.setdefault(step, {}).setdefault(name, Sums())
         measured = trace.measure(as_rows(grad_out), grad_weight)
         sums.add(trace.blocks, trace.rows, trace.valid_rows, sketched, measured)
+        sums.passes.append((begun, next(self._clock)))
         self._waiting.append(sums)
 
 

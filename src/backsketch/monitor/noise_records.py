@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TypeAlias
 
 import torch
@@ -21,7 +22,10 @@ _COLUMNS = ("alignment", "sgd_variance", "sketch_variance", "ratio")
 
 @dataclass(slots=True)
 class Sums:
-    """Totals over the calls of one layer in one step; ``waiting`` holds calls whose numbers are still on the device."""
+    """Totals over the calls of one layer in one step.
+
+    ``waiting`` holds calls whose numbers are still on the device; ``passes`` when each call ran forward and backward.
+    """
 
     calls: int = 0
     sketched: int = 0
@@ -30,6 +34,7 @@ class Sums:
     dim: int = 0
     totals: list[float] = field(default_factory=lambda: [0.0] * len(RECORDED))
     waiting: list[tuple[RowBlocks, int, Tensor]] = field(default_factory=list)
+    passes: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, blocks: RowBlocks, rows: int, valid: int, sketched: bool, measured: Tensor) -> None:
         """Count one call, ``sketched`` or with its input kept in another way, without waiting for its numbers."""
@@ -40,10 +45,16 @@ class Sums:
         self.dim += blocks.dim
         self.waiting.append((blocks, rows, measured))
 
+    @property
+    def held(self) -> int:
+        """Return of how many calls the input was kept at one time, the most of them."""
+        changes = sorted((at, change) for both in self.passes for at, change in zip(both, (1, -1), strict=True))
+        return max(accumulate(change for _, change in changes), default=0)
+
     def record(self, step: int, layer: str) -> Record:
         """Return the totals under their names, with the ratios that follow from them."""
         totals = dict(zip(RECORDED, self.totals, strict=True))
-        calls = {"calls": self.calls, "sketched_calls": self.sketched}
+        calls = {"calls": self.calls, "sketched_calls": self.sketched, "held_calls": self.held}
         sizes = {**calls, "rows": self.rows, "valid_rows": self.valid, "dim": self.dim}
         return {"step": step, "layer": layer, **sizes, **ratios(totals)}
 
