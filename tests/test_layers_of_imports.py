@@ -15,6 +15,7 @@ ORDER = [
     {
         "argument_checks",
         "autocasting",
+        "garbage",
         "made_classes",
         "numerics",
         "random_words",

@@ -16,6 +16,7 @@ from ..fitting.batches import Inputs
 from ..fitting.fit_result import WISHES, Fit
 from ..fitting.fit_table import as_text
 from ..fitting.fitter import as_memory, fit_model
+from ..garbage import without_collector
 from ..memory.optimizer_states import OPTIMIZERS, check_optimizer
 from .options import DTYPES, AsJson, check_sizes, full_dtype
 from .problems import Problem, need, users_mistakes
@@ -62,10 +63,10 @@ def fit(
     need("transformers", "transformers")
     if lora is not None:
         need("peft", "peft")
-    from .models import build, make_batch
-    from .named_model import NamedModel
+    with users_mistakes(), without_collector():  # imports make many objects and hardly any garbage
+        from .models import build, make_batch
+        from .named_model import NamedModel
 
-    with users_mistakes():
         named = NamedModel.of(model, head=head, dtype=full, seq=seq, device="meta")
 
     def batches(count: int, length: int | None) -> Inputs:

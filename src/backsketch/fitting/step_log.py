@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ..garbage import without_collector
 from ..memory.live_storages import ROLES, Change
 from ..memory.meta_device import meta_step
 from ..memory.peak import peak_memory
@@ -33,7 +33,7 @@ def record_step(
         kernels: whether to write down kernels too.
     """
     with ExitStack() as stack:
-        stack.enter_context(_without_collector())
+        stack.enter_context(without_collector())
         stack.enter_context(meta_step())
         counter = LaunchCounter() if kernels else None
         peak = stack.enter_context(_StepMemory(model, counter))
@@ -146,15 +146,3 @@ class _Marks:
 
 def _with_gradient(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.requires_grad]
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Keep Python's collector from freeing tensors at moments that no one can foresee."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
