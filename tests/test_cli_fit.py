@@ -66,6 +66,7 @@ def test_steps_are_timed_where_asked_and_nothing_that_fits_is_said(tiny, capsys)
     ("options", "message"),
     [
         (["--memory", "much"], "memory must be a size with a unit"),
+        (["--memory", "24"], "memory must be a size with a unit"),
         (["--memory", "1GiB", "--seq", "33"], "seq must be at most 32, the positions that the model has, got 33"),
         (["--memory", "1GiB", "--optimizer", "adam"], "optimizer must be one of adamw, adamw8bit, sgd, got 'adam'"),
         (["--memory", "1GiB", "--ranks", "0"], "ranks must be a positive integer, got 0"),

@@ -54,7 +54,7 @@ def fit(
     check_sizes(batch=batch, seq=seq, ranks=ranks, lora=lora)
     full = full_dtype(dtype)
     with users_mistakes():
-        limit = as_memory(int(memory) if memory.isdecimal() else memory)
+        limit = as_memory(memory)
         check_optimizer(optimizer)
         if wish not in WISHES:
             raise ValueError(f"wish must be one of {', '.join(WISHES)}, got {wish!r}")
