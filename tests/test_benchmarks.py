@@ -65,7 +65,7 @@ MISTAKES = [
     (
         ["bench", "--part", "colour"],
         "part must be one of layers, layers-bfloat16, allocators, kinds, overhead, transient, growth, encoder, "
-        "encoder-bfloat16, dropout, got colour",
+        "encoder-bfloat16, dropout, got 'colour'",
     ),
     (["bench", "--threads", "0"], "threads must be a positive integer, got 0"),
     (["bench", "--colour", "red"], "No such option: --colour"),
