@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import backsketch
 from backsketch import NoiseMonitor, SketchConfig, SketchedLinear, cost, profile, sketch_, summary, unsketch_
 
 CONFIG = SketchConfig(ratio=0.5)
@@ -274,9 +275,6 @@ def test_what_a_layer_called_config_before_is_given_back():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda model: sketch_([model]), "model must be an nn.Module, got list"),  # type: ignore[type-var]
-        (lambda model: unsketch_([model]), "model must be an nn.Module, got list"),  # type: ignore[type-var]
-        (lambda model: summary("model"), "model must be an nn.Module, got str"),  # type: ignore[arg-type]
         (lambda model: sketch_(model, CONFIG, where="2.*"), "where must be a function .*, got '2.*'"),  # type: ignore[arg-type]
         (lambda model: sketch_(model, 0.1), "config must be a SketchConfig or a mapping .*, got 0.1"),  # type: ignore[arg-type]
         (lambda model: sketch_(model, profile(model, torch.randn(4, 6))), "got Profile; give a profile as profile="),  # type: ignore[arg-type]
@@ -287,6 +285,20 @@ def test_what_a_layer_called_config_before_is_given_back():
 def test_what_is_something_else_is_named(call, message):
     with pytest.raises(TypeError, match=message):
         call(mlp())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("sketch_", "unsketch_", "summary", "profile", "saved_memory", "peak_memory", "NoiseMonitor", "NoiseLimit"),
+        *("blocks_of", "checkpoint_", "uncheckpoint_", "fuse_loss_", "unfuse_loss_", "ignore_attention_mask"),
+        *("plan", "fit"),
+    ],
+)
+def test_what_is_no_module_is_named(name):
+    others: dict[str, Any] = {"checkpoint_": {"blocks": []}, "plan": {"budget": "10%"}, "fit": {"memory": "1GiB"}}
+    with pytest.raises(TypeError, match=r"model must be an nn\.Module, got list"):
+        getattr(backsketch, name)([mlp()], **others.get(name, {}))
 
 
 def test_a_profile_of_another_model_is_told():

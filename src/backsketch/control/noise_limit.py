@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ..argument_checks import check_positive, check_share
+from ..argument_checks import check_model, check_positive, check_share
 from ..config import SketchConfig, check_config
 from ..convert.layer_classes import is_sketched
 from ..monitor.noise_monitor import NoiseMonitor
@@ -85,6 +85,7 @@ class NoiseLimit:
         saving: float = 0.02,
         callback: Callable[[LimitChange], object] | None = None,
     ) -> None:
+        check_model(model)
         self.model = model
         self.limit = check_limit(limit)
         self.every = check_positive("every", every)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ..argument_checks import check_model
 from ..changed_forward import (
     CHECKPOINTING,
     change_forward,
@@ -32,6 +33,7 @@ def blocks_of(model: nn.Module) -> tuple[str, ...]:
     A block is a layer that transformers checkpoints, or a member of a ModuleList or Sequential that has at least two of
     its class; it has parts of its own. Of blocks inside blocks, the outermost count.
     """
+    check_model(model)
     return tuple(_outermost(model, ""))
 
 
@@ -47,6 +49,7 @@ def checkpoint_(model: Model, blocks: Iterable[str]) -> Model:
         model: any module.
         blocks: names of modules, "" for the model itself; ``blocks_of(model)`` returns all repeated ones.
     """
+    check_model(model)
     if isinstance(blocks, str) or not isinstance(blocks, Iterable):
         raise TypeError(f"blocks must be names of modules, as blocks_of(model) returns them, got {blocks!r}")
     modules, chosen = dict(model.named_modules()), list(blocks)
@@ -63,6 +66,7 @@ def checkpoint_(model: Model, blocks: Iterable[str]) -> Model:
 
 def uncheckpoint_(model: Model) -> Model:
     """Undo ``checkpoint_`` in all blocks of ``model`` and return it."""
+    check_model(model)
     for module in model.modules():
         restore_forward(module, CHECKPOINTING)
     return model

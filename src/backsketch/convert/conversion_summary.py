@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from ..argument_checks import check_model
 from ..linear.algorithm import EXACT_IN_CHECKPOINT, INPUT_IS_HELD, RAN_IN_CHECKPOINT
 from ..losses.fused_models import fused_losses, is_deferring_head
 from ..rest.packing_modules import rest_of
 from ..rest.rest_config import RestConfig
 from ..table import Table, together
 from .checkpointed_blocks import present_blocks
-from .conversion import check_model
 from .layer_classes import is_sketched
 from .left_exact import FROZEN
 from .reach import Unreached, reach

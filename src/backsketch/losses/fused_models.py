@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..argument_checks import check_positive
+from ..argument_checks import check_model, check_positive
 from ..changed_forward import FUSED_LOSS, change_forward, class_before, register_way, restore_forward, setting_of
 from ..linear.layer import refuse_script
 from ..linear.twin_registry import twins
@@ -55,8 +55,7 @@ def fuse_loss_(model: Model, *, chunk: int | None = None) -> Model:
         model: a model, or a module that holds some: of PEFT, of Lightning, a DistributedDataParallel.
         chunk: of how many rows logits exist at a time; by default as ``linear_cross_entropy`` chooses.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    check_model(model)
     if chunk is not None:
         check_positive("chunk", chunk)
     chosen = fusable_models(model)
@@ -88,8 +87,7 @@ def can_fuse(model: nn.Module) -> bool:
 
 def unfuse_loss_(model: Model) -> Model:
     """Undo ``fuse_loss_``: let all models in ``model`` compute their logits again, and return it."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    check_model(model)
     for module in model.modules():
         if (before := module.__dict__.pop(_REPLACED, None)) is not None:
             module.__dict__["forward"] = before

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from ..argument_checks import check_model
 from ..torch_private import in_backward
 from .scopes import Mask, ModuleCall, Scope, flat, in_force
 
@@ -27,6 +28,7 @@ def ignore_attention_mask(model: nn.Module, ignore: bool = True) -> None:
 
     For a model whose padded rows do get a gradient, or to sketch them like all others. ``ignore=False`` undoes it.
     """
+    check_model(model)
     followed = any(_HANDLES in module.__dict__ for module in model.modules())
     model.__dict__[_IGNORED] = ignore
     if ignore or followed:

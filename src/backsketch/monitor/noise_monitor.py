@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
+from ..argument_checks import check_model
 from ..config import SketchConfig
 from ..convert.conversion import Where
 from ..convert.layer_classes import is_sketched
@@ -79,6 +80,7 @@ class NoiseMonitor:
         exact: bool = False,
         callback: Callable[[Record], object] | None = None,
     ) -> None:
+        check_model(model)
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"every must be a positive integer, got {every!r}")
         self.model = model
