@@ -20,7 +20,8 @@ from cases import needs_shown_saves
 
 SOURCE = Path(backsketch.__file__).parent
 PRIVATE = re.compile(
-    r"torch\._[A-Za-z]|from torch[\w.]*\._|\._(cdata|version|base|is_view|parameters|orig_mod|raw_saved\w*)\b(?!\()"
+    r"torch\._[A-Za-z]|from torch[\w.]*\._|"
+    r"\._(cdata|version|base|backward_cls|is_view|parameters|orig_mod|raw_saved\w*)\b(?!\()"
 )
 
 
@@ -105,6 +106,26 @@ def test_nodes_show_what_they_saved():
     assert private.saves_its_output(out.grad_fn)
     assert not private.saves_its_output(F.gelu(x).grad_fn)
     assert private.producer_of(x.view(-1)) is None
+
+
+def test_the_node_of_a_function_is_told():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return 2 * grad
+
+    class Same(Doubled):
+        pass
+
+    x = torch.ones(2, requires_grad=True)
+    assert private.is_node_of(Doubled.apply(x).grad_fn, Doubled)
+    assert not private.is_node_of(Same.apply(x).grad_fn, Doubled)
+    assert not private.is_node_of((2 * x).grad_fn, Doubled)
+    assert not private.is_node_of(None, Doubled)
 
 
 @needs_shown_saves

@@ -141,6 +141,11 @@ def producer_of(tensor: Tensor) -> Any:
     return None if base is None else base.grad_fn
 
 
+def is_node_of(node: Any, function: type[torch.autograd.Function]) -> bool:
+    """Tell whether a graph node was left by a Function; the class that torch makes for its nodes has no public name."""
+    return type(node) is function._backward_cls
+
+
 # Nodes whose result has the values of their one input; torch has no list of them.
 VIEWS_AND_CASTS = frozenset(
     f"{name}Backward{version}"

@@ -7,13 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
+from ..torch_private import is_node_of
 from .algorithm import _SketchedLinear
 
 
 def sketch_node(output: Tensor) -> Any | None:
     """Return the graph node of Algorithm 1 behind a layer's output; None if the layer ran as a plain one."""
     node = output.grad_fn
-    return node if type(node).__name__ == f"{_SketchedLinear.__name__}Backward" else None
+    return node if is_node_of(node, _SketchedLinear) else None
 
 
 def kept_by(node: Any) -> tuple[Tensor, ...] | None:
