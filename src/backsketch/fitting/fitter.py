@@ -148,23 +148,23 @@ class _Fitter:
         """Yield a row for each way to train a group."""
         blocks = group.subject.blocks
         if blocks not in self._few:
-            self._few[blocks] = self._few_do(group.subject)
+            self._few[blocks] = self._few_stand_for_all(group.subject)
         for way in group.ways:
             yield self._row(group, way, self._few[blocks])
 
-    def _few_do(self, subject: Subject) -> bool:
+    def _few_stand_for_all(self, subject: Subject) -> bool:
         """Tell whether few blocks can stand for all: whether a step of all of them has the same peak to the byte."""
         steps = WaySteps(subject, EXACT, few=True)
         if not steps.runs_few:
             return False
         try:
-            foretold = steps.at(self._batch, self._length, 0)
+            predicted = steps.at(self._batch, self._length, 0)
         except (IndexError, KeyError, AttributeError):  # the model counts its blocks
             return False
         whole = WaySteps(subject, EXACT, few=False).at(self._batch, self._length, 0)
         share = RankShare.of(subject.model, subject.blocks, self._optimizer, 1)
-        same = foretold.in_order and whole.in_order and foretold.kept == whole.kept
-        return same and foretold.peak(share).total == whole.peak(share).total
+        same = predicted.in_order and whole.in_order and predicted.kept == whole.kept
+        return same and predicted.peak(share).total == whole.peak(share).total
 
     def _row(self, group: Group, way: Way, few: bool) -> FitRow:
         subject = group.subject

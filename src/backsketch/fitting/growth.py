@@ -94,8 +94,8 @@ def largest(
         limit: the bytes that there are.
         sizes: to begin with, until a prediction is needed; those that ``predict`` knows.
         most: the largest size to think of.
-        predict: foretells what ``peak`` would measure, or None. What it says is measured before it is believed.
-        trusted: tells whether to believe, once a size fits, that the next one does not if that is foretold.
+        predict: says what ``peak`` would measure, or None. That is measured before it is believed.
+        trusted: tells whether to believe, once a size fits, that the next one does not if that is predicted.
     """
     measured: dict[int, int] = {}
     fitting, too_large = 0, most + 1
@@ -106,8 +106,8 @@ def largest(
             if not fitting < guess < too_large:
                 continue
         elif predict is not None and len(measured) < _TRIES:
-            guess = _foretold(predict, measured, limit, fitting, too_large)
-            if guess == fitting and fitting in measured and trusted():  # the next size is foretold not to fit
+            guess = _predicted(predict, measured, limit, fitting, too_large)
+            if guess == fitting and fitting in measured and trusted():  # the next size is predicted not to fit
                 return fitting
         else:
             guess = 2 * fitting if too_large > most else (fitting + too_large) // 2
@@ -120,10 +120,10 @@ def largest(
 _TRIES = 10  # so often a size is measured before sizes are halved instead
 
 
-def _foretold(
+def _predicted(
     predict: Callable[[int], float], measured: Mapping[int, int], limit: int, fitting: int, too_large: int
 ) -> int:
-    """Return the largest size that is foretold to fit, given how far the prediction was off at the nearest sizes."""
+    """Return the largest size that is predicted to fit, given how far the prediction was off at the nearest sizes."""
     off = {size: measured[size] - predict(size) for size in (fitting, too_large) if size in measured}
 
     def corrected(size: int) -> float:

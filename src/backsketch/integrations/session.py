@@ -49,7 +49,7 @@ class Session:
         noise_schedule: bool = False,
         noise_limit: float | None = None,
     ) -> None:
-        self.model = unwrapped(model)
+        self.model = unwrapped_model(model)
         if (unfinished := _running.pop(self.model, None)) is not None:  # an earlier run ended with an error
             _give_back(self.model, *unfinished)
         self._before = ConvertedState.of(self.model)
@@ -181,7 +181,7 @@ def _give_back(model: nn.Module, before: ConvertedState, monitor: ref[NoiseMonit
     before.restore(model)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped_model(model: nn.Module) -> nn.Module:
     """Return the model inside torch.compile's and DDP's wrappers."""
     while True:
         inner = inside_compiled(model)

@@ -18,7 +18,7 @@ from ..convert.conversion import Configs, Where
 from ..rest.rest_config import Rest
 from .run_plan import configs_of, first_batch, plan_run
 from .run_settings import RunSettings
-from .session import Session, unwrapped
+from .session import Session, unwrapped_model
 
 _TOTAL_PLAN = "backsketch/total_plan"
 _PLAN = "backsketch/plan"  # not the callback's name, under which the Trainer would make another one from it
@@ -123,7 +123,7 @@ class SketchCallback(TrainerCallback):  # type: ignore[misc]
                 stacklevel=2,
             )
         self._begin(state)
-        model = unwrapped(kwargs["model"])
+        model = unwrapped_model(kwargs["model"])
         autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         optimizers = [_inner(each) for each in [kwargs.get("optimizer")] if each is not None]
         if settings.planned:

@@ -50,7 +50,7 @@ def layer_points(
             yield Point(config, size, sum(call.under(config) for call in calls))
 
 
-def check_bits(bits: Collection[int | None] | None, config: SketchConfig) -> Collection[int | None]:
+def planned_bits(bits: Collection[int | None] | None, config: SketchConfig) -> Collection[int | None]:
     """Return the values of ``bits`` that a plan may choose from: those given, or else those that ``config`` allows."""
     if bits is None:
         bits = (config.bits,) if SKETCHES[config.kind].mixes_rows or config.bits is not None else ALL_BITS

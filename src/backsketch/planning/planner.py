@@ -20,7 +20,7 @@ from ..memory.training_step import Loss, forward_to_loss, on_meta
 from ..memory.untouched_model import untouched
 from .budget import as_budget, too_small
 from .layer_noise import added_noise
-from .layer_points import RATIOS, check_bits, layer_points, storages_of
+from .layer_points import RATIOS, layer_points, planned_bits, storages_of
 from .plan_result import Plan, PlanError, PlannedLayers
 from .spending import spend
 from .step_meter import TOTALS, StepMeter
@@ -98,7 +98,7 @@ def plan(
     if on_meta(model):
         raise ValueError("plan measures noise, which a model on the meta device does not have; profile works there")
     base = SketchConfig() if config is None else check_config(config)
-    allowed = storages_of(check_bits(bits, base), base, rotate)
+    allowed = storages_of(planned_bits(bits, base), base, rotate)
     given = {name: limit for name, limit in (("budget", budget), ("kept", kept), ("peak", peak)) if limit is not None}
     if len(given) != 1:
         raise ValueError(f"give one of budget, kept and peak, got {', '.join(given) or 'none of them'}")

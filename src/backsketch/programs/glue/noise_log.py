@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback
 
-from ...integrations.session import unwrapped
+from ...integrations.session import unwrapped_model
 from ...monitor.noise_monitor import NoiseMonitor
 from ...monitor.noise_records import Record
 from ..result_files import finite
@@ -37,7 +37,9 @@ class NoiseLog(TrainerCallback):  # type: ignore[misc]
         """Start to monitor the layers, which are converted by now, and drop what was logged after the checkpoint."""
         earlier = [record for record in self.records() if int(record["step"]) <= state.global_step]
         self.path.write_text("".join(map(_line, earlier)))
-        monitor = NoiseMonitor(unwrapped(model), where=self._selects, every=self._every, callback=self._new.append)
+        monitor = NoiseMonitor(
+            unwrapped_model(model), where=self._selects, every=self._every, callback=self._new.append
+        )
         self._monitor = monitor.start(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

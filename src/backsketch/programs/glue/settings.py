@@ -15,7 +15,7 @@ from typing import Any
 from ...argument_checks import check_flag
 from ...config import SketchConfig
 from ...planning.budget import as_budget
-from ...planning.layer_points import check_bits
+from ...planning.layer_points import planned_bits
 from ...rest.packing_modules import check_rest
 from ...rest.rest_config import Rest
 from .identity import data_digest, model_digest
@@ -82,7 +82,7 @@ class Settings:
             if self.config is None:
                 raise ValueError("budget plans what layers keep, and config=None keeps everything: give one of them")
             as_budget(self.budget)
-            check_bits(None, self.config)
+            planned_bits(None, self.config)
             if self.config == SketchConfig.recommended():  # the default: the user did not ask for its bits
                 object.__setattr__(self, "config", SketchConfig())
         if check_rest(self.rest) is not None and self.config is None:
