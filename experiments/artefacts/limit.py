@@ -7,6 +7,7 @@ from statistics import mean
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from . import style
 from .artefact import Artefact, Record, table, where_from
@@ -36,6 +37,9 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
         kept.plot(steps, [100 * each for each in share], dashes, color=color)
         lines.append([_run(record), f"limit {limit}", *_numbers(results), *_losses(results)])
     noise.set(xlabel="step", ylabel="added noise / SGD's noise", yscale="log")
+    noise.yaxis.set_major_locator(LogLocator(subs=(1, 3)))  # limits are of this kind: 0.03, 0.1, 0.3
+    noise.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    noise.minorticks_off()
     kept.set(xlabel="step", ylabel="kept of linear inputs, % of fp32")
     if limits:
         style.legend(figure, noise, max(len(limits), 3))
