@@ -1,4 +1,4 @@
-"""Backsketch: train linear layers from a sketch of their input, and keep a tenth of its fp32 bytes for backward."""
+"""Backsketch: train from sketches of linear inputs, and keep everything else that backward needs in few bits."""
 
 from __future__ import annotations
 
