@@ -28,7 +28,7 @@ def render(records: list[Record]) -> tuple[str, Figure | None]:
     text = (
         f"Samples a second beside exact training of the same model, whole steps with AdamW, "
         f"{settings[0]['threads']} threads, interleaved, the best of several. "
-        f"The paper's method is {paper.SPEED} (on a GPU).\n\n"
+        f"The paper reports that its method is {paper.SPEED}, on a GPU.\n\n"
         f"{table(header, lines)}\n\n{where_from(records)}\n"
     )
     return text, figure
