@@ -397,12 +397,27 @@ def test_a_model_called_twice_before_one_backward():
     assert is_close(gradient(model, x, run=lambda x: model(x) * model(y)), exact)
 
 
+class Same(torch.autograd.Function):
+    """Returns its input, as the Functions do that hooks of modules and FSDP2 put around them."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        return grad_out
+
+
 TWICE_ON_A_PATH = {
     "x · x · x": lambda x: x * x * x,
     "the other way": lambda x: x * (x * x),
     "through a view": lambda x: (x.t() * x.t()).t() * x,
     "matrices": lambda x: (x @ x.t()) @ x,
     "exp": lambda x: (y := x.exp()) * y.sum(-1, keepdim=True).add(1).log() * y,
+    "exp, squared": lambda x: (y := x.exp()) * y.view_as(y),
+    "through windows": lambda x: (x * x.flip(0)).unfold(-1, 32, 32) * x.unfold(-1, 32, 32),
+    "through a Function": lambda x: x * x.flip(0) * Same.apply(x),
 }
 
 
@@ -418,6 +433,26 @@ def test_a_tensor_that_is_multiplied_twice_on_a_path_has_independent_copies(name
 
     exact = step(None)
     samples = torch.stack([(step(RestConfig(product=2, min_elements=64)) - exact).sum() for _ in range(200)])
+    assert samples.std() > 0
+    assert within_five_standard_errors(samples, 0)
+
+
+def test_values_of_attention_from_which_its_queries_are_made_have_independent_copies():
+    x, keys, grad_out = (batch(8, 4, WIDTH, seed=seed) for seed in range(3))
+
+    def heads(each):
+        return each.unflatten(-1, (2, 16)).transpose(1, 2)
+
+    def step(config):
+        weight = batch(8, 4, WIDTH, seed=3).requires_grad_()
+        with nullcontext() if config is None else packing(config):
+            values = x.clone().requires_grad_() * 1.0
+            queries = values * (weight * 1.0)
+            out = F.scaled_dot_product_attention(heads(queries), heads(keys), heads(values), is_causal=True)
+        return torch.autograd.grad(out, weight, heads(grad_out))[0].double()
+
+    exact, config = step(None), RestConfig(product=2, min_elements=64)
+    samples = torch.stack([((step(config) - exact) * keys * grad_out).sum() for _ in range(200)])
     assert samples.std() > 0
     assert within_five_standard_errors(samples, 0)
 

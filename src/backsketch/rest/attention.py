@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .dropout import kept_mask
 from .origins import is_weight, same_memory
-from .rules import Call, Rule, is_activation
+from .rules import Call, Rule, is_activation, twice_on_a_path
 from .saving import Kept, is_plain
 
 
@@ -29,9 +29,9 @@ class Attention(Rule):
         out_shape = (*query.shape[:-1], value.shape[-1])
         step, config = call.step, call.step.config
 
-        def contracted(tensor: Tensor, bits: int | None) -> Kept | None:
+        def contracted(tensor: Tensor, bits: int | None, *, shared: bool = True) -> Kept | None:
             """Keep what is contracted along its rows, most of which is often one vector that all tokens share."""
-            return step.few_bits(tensor, bits, rotated=True, centred=True)
+            return step.few_bits(tensor, bits, rotated=True, centred=True, shared=shared)
 
         def keep(tensor: Tensor) -> Kept | None:
             if is_weight(tensor) or _comes_from(tensor, mask):
@@ -39,7 +39,8 @@ class Attention(Rule):
             if same_memory(tensor, query) or same_memory(tensor, key):
                 return contracted(tensor, config.attention)
             if same_memory(tensor, value):
-                return contracted(tensor, config.product)
+                # The gradient of q and k is a product with v: what made them of v must not multiply by the same copy.
+                return contracted(tensor, config.product, shared=not twice_on_a_path(tensor, config.product, call))
             if not tensor.requires_grad:
                 return kept_mask(tensor, p, sure=False)
             if _fused_output(tensor):

@@ -7,30 +7,80 @@ deviation. Rounding adds the variance v of its error to the square of each value
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..autocasting import autocast_on
+from ..storage.packed_tensor import PackedTensor
+from ..storage.ranges import any_flag
 from .first_derivatives import first_derivative_only
-from .rules import PRECISE, Call, Rule, is_activation
+from .rules import PRECISE, Call, Rule, is_activation, is_broadcast
 from .saving import Kept, SavingStep
 
 
 @dataclass(frozen=True, slots=True)
 class Norm(Rule):
-    """Keep the input of a norm, with at least 8 bits where its bias is not subtracted."""
+    """Keep the input of a norm, with at least 8 bits where its bias is not subtracted.
+
+    ``own`` is over how many of the last dimensions it runs, if each row is normed by itself.
+    """
+
+    own: int | None = None
 
     def __call__(self, call: Call) -> Any:
-        bits = call.step.config.norm
+        x, bits = call.argument(0, "input"), call.step.config.norm
         precise = None if bits is None else max(bits, PRECISE)
 
         def keep(tensor: Tensor) -> Kept | None:
-            return call.step.few_bits(tensor, precise, centred=True) if is_activation(tensor) else None
+            if not is_activation(tensor) or is_broadcast(tensor, x.numel()):
+                return None  # one number a row, of which a row of zeros has a huge one
+            packed = call.step.few_bits(tensor, precise, centred=True)
+            if self.own is None or not isinstance(packed, PackedTensor) or tensor.dim() < self.own:
+                return packed
+            return ZeroRows(packed, (_rows_of_zeros(tensor.detach(), tuple(range(-self.own, 0))),))
 
         return call.keeping("norm", keep)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ZeroRows:
+    """A packed tensor whose rows of zeros come back exact, though values around them have a common range with them.
+
+    A norm divides such a row by the root of eps, which may be a millionth: no rounding error is small beside that.
+    """
+
+    packed: PackedTensor
+    flags: tuple[Tensor, ...]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the tensors that hold it."""
+        return (*self.packed.tensors, *self.flags)
+
+    @property
+    def offloaded(self) -> bool:
+        """Tell whether hooks around the forward pass hold the packed tensor; the flags are small."""
+        return self.packed.offloaded
+
+    def unpack(self) -> Tensor:
+        """Return the tensor, in dense memory."""
+        values, zeros = self.packed.unpack(), self.flags[0]
+        if not any_flag(zeros):
+            return values
+        return values.masked_fill(zeros, 0) if 0 in values.stride() else values.masked_fill_(zeros, 0)  # 0: expanded
+
+    def held_by(self, tensors: tuple[Tensor, ...]) -> ZeroRows:
+        """Return the same, held by other tensors of equal values, or by none for now."""
+        return replace(self, packed=self.packed.held_by(tensors[:-1]), flags=tensors[-1:])
+
+
+def _rows_of_zeros(x: Tensor, own: tuple[int, ...]) -> Tensor:
+    """Tell which rows are zero throughout: (..., *own) -> (..., 1 for each of own)."""
+    norms: Tensor = torch.linalg.vector_norm(x, dim=own, keepdim=True)
+    return norms == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +94,16 @@ class NormOverLast(Rule):
 
     def __call__(self, call: Call) -> Any:
         x, bits = call.argument(0, "input"), call.step.config.norm
+        shape = call.argument(1, "normalized_shape")
+        precise = Norm(own=len(shape))
         if bits is None or bits >= PRECISE or not call.covers(x) or autocast_on(x.device.type):
-            return Norm()(call)
+            return precise(call)
         eps = call.argument(4, "eps", 1e-5) if self.centers else call.argument(3, "eps")
         if eps is None:
             if x.itemsize < 4:
-                return Norm()(call)  # versions of torch differ in what they take for it in half precision
+                return precise(call)  # versions of torch differ in what they take for it in half precision
             eps = torch.finfo(x.dtype).eps
-        shape, weight = call.argument(1, "normalized_shape"), call.argument(2, "weight")
+        weight = call.argument(2, "weight")
         bias = call.argument(3, "bias") if self.centers else None
         arguments = (x, weight, bias, call.as_it_is, len(shape), eps, self.centers, call.step)
         return call.replaced_by(_Corrected.apply, *arguments)
@@ -83,24 +135,24 @@ class _Corrected(torch.autograd.Function):
         inverse = (spread + eps).rsqrt_()
         ctx.own, ctx.packed, ctx.dtype = own, packed.held_by(()), x.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
-        ctx.save_for_backward(weight, mean, inverse, *packed.tensors)
+        ctx.save_for_backward(weight, mean, inverse, _rows_of_zeros(x, own), *packed.tensors)
         return run()
 
     @staticmethod
     @first_derivative_only
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        weight, mean, inverse, *tensors = ctx.saved_tensors
+        weight, mean, inverse, zeros, *tensors = ctx.saved_tensors
         packed = ctx.packed.held_by(tuple(tensors))
         grad_out = grad_out.to(inverse.dtype)
         others = tuple(range(grad_out.dim() - len(ctx.own)))
         normed = packed.unpack().to(inverse.dtype)
-        normed = (normed if mean is None else normed - mean).mul_(inverse)
+        normed = (normed if mean is None else normed - mean).mul_(inverse).masked_fill_(zeros, 0)
         grad_weight = None if weight is None else (grad_out * normed).sum(others).to(weight.dtype)
         grad_bias = None if ctx.bias_dtype is None else grad_out.sum(others).to(ctx.bias_dtype)
         grad = grad_out if weight is None else grad_out * weight
         # What the square of the rounded input has too much, as a share: v · r² / n.
         excess = packed.variance().to(inverse.dtype) * inverse.square() / packed.shape[ctx.own[0] :].numel()
-        grad_x = grad * (1 + excess) - normed * (grad * normed).mean(ctx.own, keepdim=True)
+        grad_x = grad * (1 + excess.masked_fill_(zeros, 0)) - normed * (grad * normed).mean(ctx.own, keepdim=True)
         if mean is not None:
             grad_x -= grad.mean(ctx.own, keepdim=True)
         return (grad_x * inverse).to(ctx.dtype), grad_weight, grad_bias, None, None, None, None, None

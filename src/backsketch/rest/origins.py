@@ -41,14 +41,15 @@ def is_of_experts(tensor: Tensor) -> bool:
 
 def may_depend_on(tensors: Iterable[Tensor], tensor: Tensor) -> bool:
     """Tell whether some tensors were computed from another one; True too if that takes long to find out."""
-    source = origin(tensor)
+    sources = (origin(tensor), origin(base_of(tensor)))  # the latter beneath views of a kind that is not listed
     waiting: list[Any] = [each.grad_fn for each in tensors if each.grad_fn is not None]
     seen: set[Any] = set()
     while waiting:
         node = waiting.pop()
         if node in seen:
             continue
-        if getattr(node, "variable", node) is source or len(seen) == _NODES_TO_SEE:
+        made = getattr(node, "variable", node)
+        if any(made is source for source in sources) or len(seen) == _NODES_TO_SEE:
             return True
         seen.add(node)
         waiting += [before for before, _ in node.next_functions if before is not None]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..storage.packed_copies import packed_copy
-from ..torch_private import tree_leaves
+from ..torch_private import producer_of, saves_its_output, tree_leaves
 from .origins import is_of_experts, is_weight, may_depend_on, origin, same_memory
 from .packed_flags import PackedFlags
 from .saving import Keep, Kept, SavingStep, is_plain
@@ -94,22 +94,25 @@ class FewBits(Rule):
                 return PackedFlags.of_mask(tensor)
             if not is_activation(tensor) or is_broadcast(tensor, largest):
                 return None
-            shared = not _twice_on_a_path(tensor, bits, call)
+            shared = not twice_on_a_path(tensor, bits, call)
             return call.step.few_bits(tensor, bits, rotated=self.rotated, shared=shared)
 
         return call.keeping(self.family if self.elementwise else _family_of(call, self.family, whole=True), keep)
 
 
-def _twice_on_a_path(tensor: Tensor, bits: int | None, call: Call) -> bool:
+def twice_on_a_path(tensor: Tensor, bits: int | None, call: Call) -> bool:
     """Tell whether backward may multiply by a copy of ``tensor`` that is there already, and by what a call keeps now.
 
-    It does for an operand that was computed from ``tensor``, and in a product of three operands, two of them the same.
+    It does for an operand that was computed from ``tensor``; in a product of three operands, two of them the same; and
+    in a product of ``tensor`` with itself, if the operation that made it multiplies by it too, as exp does.
     """
     if bits is None or (copy := packed_copy(tensor, bits)) is None or copy.memory.bits >= PRECISE:
         return False
     operands = call.operands()
     others = [each for each in operands if not (is_plain(each) and same_memory(each, tensor))]
-    return (len(operands) > 2 and len(operands) - len(others) > 1) or may_depend_on(others, tensor)
+    if len(operands) - len(others) > 1 and (len(operands) > 2 or saves_its_output(producer_of(tensor))):
+        return True
+    return may_depend_on(others, tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,7 @@ class InputOfWeight(Rule):
             if origin(tensor) is not source or is_weight(tensor) or not tensor.is_floating_point():
                 return None
             bits = call.step.config.product
-            alone = _twice_on_a_path(tensor, bits, call)
+            alone = twice_on_a_path(tensor, bits, call)
             return call.step.few_bits(tensor, bits, rotated=True, shared=not alone)
 
         return call.keeping(_family_of(call, "product"), keep)

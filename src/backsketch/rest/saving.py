@@ -77,7 +77,7 @@ class SavingStep:
             kept = self._keep(tensor)
         if self._family is not None:
             self.tell(self._family, tensor, kept)
-        if self.outer is not None and not _is_offloaded(kept):
+        if self.outer is not None and not getattr(kept, "offloaded", False):
             return Offloaded.of(tensor, kept, self.outer)
         return SavedAsItIs.of(tensor) if kept is None else kept
 
@@ -139,10 +139,6 @@ class SavingStep:
 def is_plain(tensor: object) -> bool:
     """Tell whether something is a tensor with plain memory: no parameter or other subclass, not sparse, not nested."""
     return type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested
-
-
-def _is_offloaded(kept: object) -> bool:
-    return isinstance(kept, PackedTensor) and kept.memory.offloaded
 
 
 class _Observing(threading.local):

@@ -89,6 +89,11 @@ class PackedTensor:
     shape: torch.Size
     strides: tuple[int, ...]
 
+    @property
+    def offloaded(self) -> bool:
+        """Tell whether hooks around the forward pass hold it."""
+        return self.memory.offloaded
+
     def unpack(self) -> Tensor:
         """Return the tensor, in dense memory."""
         return dense_view(self.memory.values(), self.shape, self.strides)
