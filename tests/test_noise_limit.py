@@ -252,7 +252,16 @@ def test_layers_that_are_unsketched_are_left_alone():
         assert "config" not in model.out.__dict__
         assert "query" in controller.changes[-1].configs
         assert outside > 0
-        json.dumps(controller.state_dict())
+        saved = json.loads(json.dumps(controller.state_dict()))
+        again, _ = make()
+        bs.unsketch_(again.key)
+        bs.unsketch_(again.out)
+        resumed = NoiseLimit(again, 0.03, 2, monitor=NoiseMonitor(again))
+        resumed.load_state_dict(saved)
+        assert resumed.configs == controller.configs
+        assert resumed.groups == controller.groups == [("query", "value")]
+        assert resumed.state_dict() == saved
+        resumed.stop()
         bs.sketch_(model.query, SketchConfig(kind="gaussian"))
         with pytest.raises(ValueError, match="got query with"):
             train(model, optimizer, 6)

@@ -154,10 +154,10 @@ class NoiseLimit:
         """Return the state, that of the monitor and the configs of the layers included, as plain values."""
         self._padding.settle()
         return {
-            "averages": {name: averages.as_list() for name, averages in self._averages.items()},
+            "averages": {name: self._averages[name].as_list() for name in self._layers},
             "configs": {name: asdict(config) for name, config in self.configs.items()},
             "first": {name: asdict(config) for name, config in self._first.items()},
-            "leaders": self._shared.leaders(),
+            "groups": [list(group) for group in self.groups],
             "settled": self._settled,
             "owed": self._owed,
             "decided": self._decided,
@@ -172,10 +172,10 @@ class NoiseLimit:
             differing = sorted(state["configs"].keys() ^ self._layers.keys())
             raise ValueError(f"the state must be of a model with the same sketched layers, but differs in {differing}")
         self._padding.settle()  # what waits is of the run before
-        self._averages = {name: LayerAverages.of(numbers) for name, numbers in state["averages"].items()}
+        self._averages.update((name, LayerAverages.of(numbers)) for name, numbers in state["averages"].items())
         self._set({name: SketchConfig(**fields) for name, fields in state["configs"].items()})
         self._first = {name: SketchConfig(**fields) for name, fields in state["first"].items()}
-        self._shared.follow(state["leaders"])
+        self._shared.unite(state["groups"])
         self._decided, self._within = state["decided"], bool(state["within"])
         self._settled, self._owed = bool(state["settled"]), float(state["owed"])
         self.changes = [_change(**fields) for fields in state["changes"]]
