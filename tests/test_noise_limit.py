@@ -267,6 +267,21 @@ def test_layers_that_are_unsketched_are_left_alone():
             train(model, optimizer, 6)
 
 
+def test_layers_that_keep_their_input_as_it_is_are_left_alone():
+    """Plans choose that where they have room for it."""
+    model, optimizer = make()
+    bs.sketch_(model.out, SketchConfig(ratio=1.0))
+    with NoiseLimit(model, 0.3, 2, monitor=NoiseMonitor(model).start()) as controller:
+        train(model, optimizer, 6)
+        assert set(controller.configs) == {"query", "key", "value"}
+        assert controller.changes
+        assert model.out.config == SketchConfig(ratio=1.0)
+    model, optimizer = make(SketchConfig(ratio=1.0))
+    with NoiseLimit(model, 0.3, 2, monitor=NoiseMonitor(model).start()) as controller:
+        train(model, optimizer, 6)
+        assert (controller.changes, controller.noise, controller.kept_bytes) == ([], None, 0)
+
+
 def test_layers_that_first_run_later_keep_one_sketch_with_their_siblings():
     model, optimizer = make()
     model.skips_value = True
