@@ -402,6 +402,11 @@ def test_recurrent_layers_are_refused_as_their_libraries_alone_know_what_they_ke
         fit(kind(8, 8), torch.randn(2, 4, 8), memory="1GiB")
 
 
+def test_a_batch_without_examples_is_refused():
+    with pytest.raises(ValueError, match=r"the batch must hold at least one example, got none in \(0, 8\)"):
+        fit(nn.Linear(8, 8), torch.randn(0, 8), memory="1MiB")
+
+
 def test_adapters_need_linear_layers():
     pytest.importorskip("peft")
     with pytest.raises(ValueError, match="lora must be None for a model without linear layers that peft adapts, got 4"):

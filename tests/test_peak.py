@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from backsketch import SketchConfig, peak_memory, sketch_, valid_rows
+from backsketch import SketchConfig, peak_memory, plan, profile, saved_memory, sketch_, valid_rows
 from backsketch.torch_private import backward_under_modes
 from cases import KINDS
 
@@ -89,6 +89,15 @@ class Seen(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         self.functions.append(func)
         return func(*args, **(kwargs or {}))
+
+
+def test_what_is_no_model_is_named():
+    x = torch.randn(4, 4)
+    for measure in (peak_memory, saved_memory, lambda model: profile(model, x), lambda model: plan(model, x, kept=0.5)):
+        with pytest.raises(TypeError, match=r"^model must be an nn\.Module, got int"):
+            measure(3)
+    with pytest.raises(TypeError, match=r"^optimizer must be an Optimizer of torch, got int"):
+        peak_memory(nn.Linear(4, 4), 3)
 
 
 def test_what_the_meter_asks_of_tensors_passes_no_mode():

@@ -233,6 +233,10 @@ def test_the_least_is_not_above_what_the_exact_model_takes():
     assert plan_total(options, int(exact), asked, 1.0).after == exact
 
 
+def test_a_model_that_keeps_nothing_has_a_plan_that_can_be_printed():
+    assert str(plan(nn.Linear(8, 8), torch.randn(0, 8), kept="50%")).startswith("all kept for backward: 0 B")
+
+
 def test_a_model_that_does_not_fit_is_planned_all_the_same(case, monkeypatch):
     _, _, options, asked = case
     card = int(0.75 * options.meter(ModelSetting()))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import torch
 from torch import nn
 
-from ..argument_checks import check_flag
+from ..argument_checks import check_flag, check_model
 from ..config import SketchConfig
 from ..linear.algorithm import EXACT_IN_CHECKPOINT, INPUT_IS_HELD, RAN_IN_CHECKPOINT
 from ..losses.fused_models import is_deferring_head
@@ -150,12 +150,6 @@ def unsketch_(model: Model) -> Model:
     uncheckpoint_(model)
     forget_attention_mask(model)
     return model
-
-
-def check_model(model: object) -> None:
-    """Raise TypeError unless ``model`` is an nn.Module."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
 
 
 def check_choice(config: object, where: object) -> None:

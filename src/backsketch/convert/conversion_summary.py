@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from ..argument_checks import check_model
 from ..linear.algorithm import EXACT_IN_CHECKPOINT, INPUT_IS_HELD, RAN_IN_CHECKPOINT
 from ..losses.fused_models import fused_losses, is_deferring_head
 from ..rest.packing_modules import rest_of
 from ..rest.rest_config import RestConfig
 from ..table import Table, together
 from .checkpointed_blocks import present_blocks
-from .conversion import check_model
 from .layer_classes import is_sketched
 from .left_exact import FROZEN
 from .reach import Unreached, reach
@@ -170,7 +170,7 @@ def _in_checkpoints(module: nn.Module, checkpointed: bool) -> str:
 
 def _shape(module: nn.Module) -> str:
     weight = getattr(module, "weight", None)
-    if weight is None or isinstance(weight, UninitializedParameter) or weight.dim() != 2:
+    if not isinstance(weight, Tensor) or isinstance(weight, UninitializedParameter) or weight.dim() != 2:
         return "?"
     sizes = weight.shape if "Conv1D" in type(module).__name__ else weight.shape[::-1]
     return f"{sizes[0]} -> {sizes[1]}"

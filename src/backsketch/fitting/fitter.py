@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from ..argument_checks import check_flag, check_positive
+from ..argument_checks import check_flag, check_model, check_positive
 from ..convert.checkpointed_blocks import uncheckpoint_
-from ..convert.conversion import check_model, unsketch_
+from ..convert.conversion import unsketch_
 from ..losses.fused_models import unfuse_loss_
 from ..memory.optimizer_states import check_optimizer
 from ..memory.training_step import Loss

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ..argument_checks import check_model
 from ..linear import compiled_operators as ops
 from ..tensor_storages import model_tensors, tensors_of
 from ..torch_private import TorchDispatchMode, in_backward, is_fake, without_function_modes
@@ -39,6 +40,10 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
     """
 
     def __init__(self, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:
+        if model is not None:
+            check_model(model)
+        if optimizer is not None and not hasattr(optimizer, "state"):  # wrappers have it too
+            raise TypeError(f"optimizer must be an Optimizer of torch, got {type(optimizer).__name__}")
         own = () if model is None else model_tensors(model)
         self._device = next((tensor.device.type for tensor in own), None)
         self.cuda: int | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from ..argument_checks import check_model
 from ..convert.conversion import (
     Configs,
     chosen_configs,
@@ -59,6 +60,7 @@ def profile(
         loss: takes the output, returns a scalar. By default ``output.loss``, or the mean of the first output.
         rest: as ``sketch_`` takes it. By default what is on.
     """
+    check_model(model)
     packing = check_rest(rest) or rest_of(model)
     rests = {} if rest is not None else present_rests(model)
     args, kwargs = to_device_of(model, (args, kwargs))

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, finalize
 
 from torch import nn
 
+from ..argument_checks import check_model
 from ..tensor_storages import model_tensors, sizes
 from .saved_tensor_meter import Held, Watcher, watch_saved_tensors
 
@@ -32,6 +33,8 @@ class saved_memory:  # noqa: N801 (a context manager, used as a verb)
     """
 
     def __init__(self, model: nn.Module | None = None, *, note: Callable[[], Any] | None = None) -> None:
+        if model is not None:
+            check_model(model)
         self._model = model
         self._note = note
         self._notes: WeakKeyDictionary[Held, Any] = WeakKeyDictionary()

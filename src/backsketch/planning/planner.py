@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, overload
 
 from torch import nn
 
+from ..argument_checks import check_model
 from ..config import SketchConfig, check_config
 from ..convert.conversion import Where, chosen_configs, decisions_for, unsketch_
 from ..masks.attention_mask import follow_attention_mask
@@ -93,6 +94,7 @@ def plan(
         where: called with a layer's name and the layer; False leaves it exact, and its input out of the budget.
         loss: takes the output, returns a scalar. By default ``output.loss``, or the mean of the first output.
     """
+    check_model(model)
     if on_meta(model):
         raise ValueError("plan measures noise, which a model on the meta device does not have; profile works there")
     base = SketchConfig() if config is None else check_config(config)
