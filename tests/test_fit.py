@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import backsketch as bs
@@ -310,6 +311,69 @@ def test_tensors_of_a_model_that_casts_count_in_their_own_types():
     assert row.peak.total == pytest.approx(peak.total, rel=0.02)
 
 
+class Attending(nn.Linear):
+    """One projection to q, k and v, and what ``attend`` makes of them."""
+
+    def __init__(self, attend, width=96):
+        super().__init__(32, width)
+        self.attend = attend
+
+    def forward(self, x):
+        return self.attend(*super().forward(x).chunk(3, -1))
+
+
+def in_heads(x, heads=4):
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def with_a_boolean_mask(q, k, v):
+    mask = torch.ones(len(q[0]), len(q[0]), dtype=torch.bool, device=q.device).tril()
+    return F.scaled_dot_product_attention(in_heads(q), in_heads(k), in_heads(v), attn_mask=mask)
+
+
+def by_name(q, k, v):
+    return F.scaled_dot_product_attention(query=in_heads(q), key=in_heads(k), value=in_heads(v))
+
+
+ATTENTION = {
+    "a boolean mask": lambda: Attending(with_a_boolean_mask),
+    "by name": lambda: Attending(by_name),
+    "without heads": lambda: Attending(F.scaled_dot_product_attention),
+    "MultiheadAttention": lambda: nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_keeps_what_is_foretold_however_it_is_called(name):
+    model, x = ATTENTION[name](), torch.randn(2, 8, 32)
+    row = fit(model, x, memory="1MiB").rows[0]
+    with saved_memory(model) as saved:
+        loss = model(x).mean()
+    assert row.activations == saved.activations
+    assert loss.requires_grad
+
+
+def test_values_may_have_another_width_than_queries():
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(in_heads(q), in_heads(k), in_heads(v)[..., :4]).transpose(1, 2).flatten(2)
+
+    model = nn.Sequential(Attending(attend), nn.Linear(4 * 4, 8))
+    assert fit(model, torch.randn(2, 8, 32), memory="1MiB").rows[0].largest_batch > 2
+
+
+def test_dropout_of_multihead_attention_keeps_a_byte_a_value():
+    class Weighing(nn.MultiheadAttention):
+        def forward(self, x):  # type: ignore[override]
+            return super().forward(x, x, x, need_weights=True)[0]
+
+    without, with_mask = (
+        fit(Weighing(32, 4, dropout=p, batch_first=True), torch.randn(2, 8, 32), memory="1MiB").rows[0].activations
+        for p in (0.0, 0.5)
+    )
+    probabilities = 2 * 4 * 8 * 8
+    assert with_mask - without == probabilities * (1 + 4)  # the mask, and what it leaves, which the product reads
+
+
 MODELS_WITHOUT_LINEAR_LAYERS = {
     "conv1d": (lambda: nn.Conv1d(4, 8, 3), lambda: torch.randn(2, 4, 32)),
     "conv2d": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), lambda: torch.randn(2, 3, 16, 16)),
@@ -336,6 +400,11 @@ def test_recurrent_layers_are_refused_as_their_libraries_alone_know_what_they_ke
         fit(nn.Sequential(kind(8, 8), kind(8, 8)), torch.randn(2, 4, 8), memory="1GiB")
     with pytest.raises(ValueError, match=f"got {kind.__name__} in the model itself: peak_memory"):
         fit(kind(8, 8), torch.randn(2, 4, 8), memory="1GiB")
+
+
+def test_a_batch_without_examples_is_refused():
+    with pytest.raises(ValueError, match=r"the batch must hold at least one example, got none in \(0, 8\)"):
+        fit(nn.Linear(8, 8), torch.randn(0, 8), memory="1MiB")
 
 
 def test_adapters_need_linear_layers():

@@ -252,10 +252,34 @@ def test_layers_that_are_unsketched_are_left_alone():
         assert "config" not in model.out.__dict__
         assert "query" in controller.changes[-1].configs
         assert outside > 0
-        json.dumps(controller.state_dict())
+        saved = json.loads(json.dumps(controller.state_dict()))
+        again, _ = make()
+        bs.unsketch_(again.key)
+        bs.unsketch_(again.out)
+        resumed = NoiseLimit(again, 0.03, 2, monitor=NoiseMonitor(again))
+        resumed.load_state_dict(saved)
+        assert resumed.configs == controller.configs
+        assert resumed.groups == controller.groups == [("query", "value")]
+        assert resumed.state_dict() == saved
+        resumed.stop()
         bs.sketch_(model.query, SketchConfig(kind="gaussian"))
         with pytest.raises(ValueError, match="got query with"):
             train(model, optimizer, 6)
+
+
+def test_layers_that_keep_their_input_as_it_is_are_left_alone():
+    """Plans choose that where they have room for it."""
+    model, optimizer = make()
+    bs.sketch_(model.out, SketchConfig(ratio=1.0))
+    with NoiseLimit(model, 0.3, 2, monitor=NoiseMonitor(model).start()) as controller:
+        train(model, optimizer, 6)
+        assert set(controller.configs) == {"query", "key", "value"}
+        assert controller.changes
+        assert model.out.config == SketchConfig(ratio=1.0)
+    model, optimizer = make(SketchConfig(ratio=1.0))
+    with NoiseLimit(model, 0.3, 2, monitor=NoiseMonitor(model).start()) as controller:
+        train(model, optimizer, 6)
+        assert (controller.changes, controller.noise, controller.kept_bytes) == ([], None, 0)
 
 
 def test_layers_that_first_run_later_keep_one_sketch_with_their_siblings():

@@ -277,6 +277,20 @@ def test_a_rate_that_is_a_tensor_is_scaled_in_place_and_given_back():
     assert float(rate) == pytest.approx(RATE)
 
 
+def test_a_rate_that_groups_share_is_scaled_once_and_given_back():
+    """An optimizer gives all of its groups one tensor if its ``lr`` is a tensor."""
+    model, rate = net(), torch.tensor(RATE)
+    groups = [{"params": [each]} for each in model.parameters()]
+    optimizer = torch.optim.SGD(groups, lr=rate, foreach=False)
+    assert all(group["lr"] is rate for group in optimizer.param_groups)
+    schedule = NoiseSchedule(optimizer, NoiseMonitor(model), warmup=1)
+    used = train(model, optimizer, schedule, steps=3)
+    assert used == pytest.approx([RATE, RATE / 2, RATE / 2], rel=1e-4)
+    assert schedule.factors == pytest.approx([0.5] * len(groups), rel=1e-4)
+    assert schedule.get_last_lr() == pytest.approx([RATE / 2] * len(groups), rel=1e-4)
+    assert float(rate) == pytest.approx(RATE)
+
+
 def test_a_step_that_raises_leaves_no_scaled_rate():
     model = net()
     optimizer = sgd(model)

@@ -91,6 +91,11 @@ class Seen(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def test_what_is_no_optimizer_is_named():
+    with pytest.raises(TypeError, match=r"^optimizer must be an Optimizer of torch, got int"):
+        peak_memory(nn.Linear(4, 4), 3)  # type: ignore[arg-type]
+
+
 def test_what_the_meter_asks_of_tensors_passes_no_mode():
     """Each operation of a backward under modes would otherwise cost several calls of every mode."""
     x = torch.randn(4, 4, requires_grad=True)

@@ -28,6 +28,7 @@ from backsketch.convert.conversion import decisions_for
 from backsketch.memory.optimizer_states import states_of_all
 from backsketch.memory.recording import record_ledger
 from backsketch.planning import step_options
+from backsketch.planning.family_noise import PRECISE
 from backsketch.planning.model_setting import ModelSetting
 from backsketch.planning.step_meter import StepMeter
 from backsketch.planning.step_options import StepOptions
@@ -170,6 +171,18 @@ def test_it_is_never_noisier_than_a_uniform_setting_of_the_same_peak(case, keep)
     assert found.noise <= uniform
 
 
+def test_activation_functions_may_keep_8_bits_as_a_uniform_setting_can():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)]), torch.randn(512, 64)
+    options, asked = options_for(model, x)
+    config = SketchConfig.recommended(0.4)
+    limit = options.meter(ModelSetting(dict.fromkeys(asked, config), PRECISE))
+    uniform = options.with_blocks(0).noise_of(dict.fromkeys(options.exact_layers, config), PRECISE)
+    found = plan_total(options, int(limit), asked, math.inf)
+    assert found.after <= limit
+    assert found.noise <= uniform
+
+
 def test_blocks_are_checkpointed_where_bits_are_not_enough_and_no_more_of_them(case):
     model, batch, options, asked = case
     found = plan_total(options, 0.6, asked, 0.0)
@@ -208,6 +221,20 @@ def test_the_least_is_not_above_what_bits_alone_reach():
     found = plan_total(options, int(bits), asked, 1.0)
     assert found.after <= bits
     assert found.blocks == ()
+
+
+def test_the_least_is_not_above_what_the_exact_model_takes():
+    """Backward of a sketch holds what it is unpacked to, which is more than a model of one layer keeps."""
+    torch.manual_seed(0)
+    options, asked = options_for(nn.Linear(256, 256), torch.randn(256, 256))
+    exact = options.meter(ModelSetting())
+    with pytest.raises(PlanError, match=rf"\({int(exact)} bytes, 100\.0% of the "):
+        plan_total(options, 9, asked, 1.0)
+    assert plan_total(options, int(exact), asked, 1.0).after == exact
+
+
+def test_a_model_that_keeps_nothing_has_a_plan_that_can_be_printed():
+    assert str(plan(nn.Linear(8, 8), torch.randn(0, 8), kept="50%")).startswith("all kept for backward: 0 B")
 
 
 def test_a_model_that_does_not_fit_is_planned_all_the_same(case, monkeypatch):

@@ -245,6 +245,22 @@ def test_a_frozen_layer_of_another_class_is_said_to_be_frozen_too():
     assert note(model, "1") == "OwnForward is a subclass of nn.Linear and may own its forward; frozen"
 
 
+def test_a_quantised_layer_whose_weight_is_a_method_is_listed():
+    class Quantised(nn.Linear):
+        """As the layers of torch.ao.quantization are."""
+
+        def __init__(self):
+            super().__init__(8, 8)
+            packed = self._parameters.pop("weight").detach()
+            self.__dict__["weight"] = lambda: packed
+
+        def forward(self, input):
+            return input @ self.weight().T  # type: ignore[operator]
+
+    assert note(nn.Sequential(Quantised()), "0").startswith("Quantised is a subclass of nn.Linear")
+    assert "0" in str(summary(nn.Sequential(Quantised(), nn.Linear(8, 8))))
+
+
 def test_a_layer_that_no_sketch_has_met_is_not_said_to_be_chosen_against():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     sketch_(model, {"0": CONFIG, "1": None})

@@ -319,6 +319,15 @@ def test_a_peak_is_planned_with_the_optimizer_saved_and_resumed(tmp_path):
     assert present_blocks(trainer.model) == ()
 
 
+@pytest.mark.parametrize("controls", [{"noise_every": 1}, {"noise_limit": 0.1}, {"noise_schedule": True}], ids=str)
+def test_a_peak_with_room_for_all_leaves_no_noise_to_measure(tmp_path, controls):
+    callback = SketchCallback(peak="1TiB", **controls)
+    trainer = train(tmp_path, callback)
+    assert trainer.state.global_step == STEPS
+    assert "backsketch/kept_bytes" in trainer.state.log_history[0]
+    assert "backsketch/noise" not in trainer.state.log_history[0]
+
+
 def test_arguments_of_a_peak(tmp_path):
     for wrong, message in (
         ({"peak": "50%", "budget": "40%"}, "give budget or peak, not both: got budget='40%' and peak='50%'"),

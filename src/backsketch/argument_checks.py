@@ -9,16 +9,16 @@ from typing import TypeGuard
 from torch import nn
 
 
-def check_model(model: object) -> None:
-    """Raise TypeError unless ``model`` is an nn.Module."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-
-
 def check_flag(name: str, value: object) -> None:
     """Raise TypeError for what is neither True nor False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def check_model(model: object) -> None:
+    """Raise TypeError unless ``model`` is an nn.Module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
 
 
 def check_share(name: str, value: object) -> float:

@@ -16,6 +16,7 @@ from ..convert.layer_classes import is_sketched
 from ..monitor.noise_monitor import NoiseMonitor
 from ..monitor.noise_records import Record
 from ..planning.budget import as_budget
+from ..planning.step_choices import EXACT
 from ..table import readable
 from .across_ranks import least, summed
 from .layer_averages import LayerAverages
@@ -55,8 +56,9 @@ class NoiseLimit:
     the least noise that fit it, and ``changes`` and ``print`` say so.
 
     Sketches must be of kind ``rows`` with ``bits``, as ``sketch_`` makes them by default. Layers inside
-    ``torch.compile`` cannot be observed, and an error says so. Layers that ``unsketch_`` makes exact are left alone. In
-    a distributed run all processes decide alike.
+    ``torch.compile`` cannot be observed, and an error says so. Layers that ``unsketch_`` makes exact are left alone,
+    and so are those that keep their whole input as it is, ``SketchConfig(ratio=1.0)``. In a distributed run all
+    processes decide alike.
 
     Args:
         model: a model with layers converted by ``sketch_``.
@@ -99,7 +101,7 @@ class NoiseLimit:
         _check_layers(model.named_modules())
         self._owns_monitor = monitor is None
         self.monitor.start()
-        self._started = {name: layer for name, layer in self.monitor.layers.items() if is_sketched(layer)}
+        self._started = {name: layer for name, layer in self.monitor.layers.items() if _governs(layer)}
         self._averages = {name: LayerAverages() for name in self._started}
         self._first = self.configs
         self._shared = SharedInputs(self._started, lambda: self.monitor.measuring)
@@ -155,10 +157,10 @@ class NoiseLimit:
         """Return the state, that of the monitor and the configs of the layers included, as plain values."""
         self._padding.settle()
         return {
-            "averages": {name: averages.as_list() for name, averages in self._averages.items()},
+            "averages": {name: self._averages[name].as_list() for name in self._layers},
             "configs": {name: asdict(config) for name, config in self.configs.items()},
             "first": {name: asdict(config) for name, config in self._first.items()},
-            "leaders": self._shared.leaders(),
+            "groups": [list(group) for group in self.groups],
             "settled": self._settled,
             "owed": self._owed,
             "decided": self._decided,
@@ -173,10 +175,10 @@ class NoiseLimit:
             differing = sorted(state["configs"].keys() ^ self._layers.keys())
             raise ValueError(f"the state must be of a model with the same sketched layers, but differs in {differing}")
         self._padding.settle()  # what waits is of the run before
-        self._averages = {name: LayerAverages.of(numbers) for name, numbers in state["averages"].items()}
+        self._averages.update((name, LayerAverages.of(numbers)) for name, numbers in state["averages"].items())
         self._set({name: SketchConfig(**fields) for name, fields in state["configs"].items()})
         self._first = {name: SketchConfig(**fields) for name, fields in state["first"].items()}
-        self._shared.follow(state["leaders"])
+        self._shared.unite(state["groups"])
         self._decided, self._within = state["decided"], bool(state["within"])
         self._settled, self._owed = bool(state["settled"]), float(state["owed"])
         self.changes = [_change(**fields) for fields in state["changes"]]
@@ -191,7 +193,7 @@ class NoiseLimit:
 
     @property
     def _layers(self) -> dict[str, nn.Module]:
-        return {name: layer for name, layer in self._started.items() if is_sketched(layer)}
+        return {name: layer for name, layer in self._started.items() if _governs(layer)}
 
     def _hear(self, records: list[Record]) -> None:
         """Take the records of a step into account, and decide if it is time."""
@@ -199,6 +201,8 @@ class NoiseLimit:
         self._padding.settle()
         self._shared.end_step()
         self._measure(records)
+        if not self._started:
+            return
         if self.monitor.unseen:
             raise RuntimeError(
                 f"NoiseLimit cannot observe layers inside torch.compile or torch.func, as {self.monitor.unseen[0]}: "
@@ -320,7 +324,7 @@ def _at_least_one(name: str, value: object) -> float:
 def _check_layers(layers: Iterable[tuple[str, nn.Module]]) -> None:
     """Raise ValueError unless the noise of all sketched layers is known under other configs."""
     for name, module in layers:
-        config = module.config if is_sketched(module) else None
+        config = module.config if _governs(module) else None
         if isinstance(config, SketchConfig) and (
             config.kind != "rows" or config.bits is None or config.center or config.dim is not None
         ):
@@ -328,6 +332,11 @@ def _check_layers(layers: Iterable[tuple[str, nn.Module]]) -> None:
                 f"NoiseLimit moves the ratio and bits of layers that keep rows in few bits, without a mean row: "
                 f"kind='rows' with bits and ratio, got {name or 'the model'} with ({config})"
             )
+
+
+def _governs(module: nn.Module) -> bool:
+    """Tell whether a layer may add noise; plans give others a config that keeps their input as it is."""
+    return is_sketched(module) and module.config != EXACT
 
 
 def _is_finite(record: Record) -> bool:

@@ -110,8 +110,17 @@ class NoiseSchedule:
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """Return for each parameter group by how much your rate is scaled, in (0, 1]."""
-        return tuple(self._factors)
+        """Return for each parameter group by how much your rate is scaled, in (0, 1].
+
+        Groups whose rate is one tensor have one factor, the least of theirs, since it is scaled in place.
+        """
+        shared: dict[int, float] = {}
+        for group, factor in zip(self._groups, self._factors, strict=False):
+            shared[id(group["lr"])] = min(factor, shared.get(id(group["lr"]), factor))
+        return tuple(
+            shared[id(group["lr"])] if isinstance(group["lr"], Tensor) else factor
+            for group, factor in zip(self._groups, self._factors, strict=False)
+        )
 
     @property
     def ratios(self) -> tuple[float | None, ...]:
@@ -122,7 +131,7 @@ class NoiseSchedule:
         """Return for each parameter group the rate of the next step: yours, scaled."""
         self._follow_groups()
         self._give_back()
-        return [float(group["lr"]) * factor for group, factor in zip(self._groups, self._factors, strict=True)]
+        return [float(group["lr"]) * factor for group, factor in zip(self._groups, self.factors, strict=True)]
 
     def stop(self) -> None:
         """Scale no more. The monitor runs on."""
@@ -160,7 +169,7 @@ class NoiseSchedule:
     def _told(self, index: int) -> str:
         if (ratio := self._noise[index].value) is None:
             return "no noise measured, your own rate"
-        return f"added noise / SGD's {ratio:.3g}, rate × {self._factors[index]:.3g}"
+        return f"added noise / SGD's {ratio:.3g}, rate × {self.factors[index]:.3g}"
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -214,13 +223,16 @@ class NoiseSchedule:
     def _scale(self, *_: object) -> None:
         self._give_back()  # of a step that raised
         self._follow_groups()
-        for group, factor in zip(self._groups, self._factors, strict=True):
-            rate = group["lr"]
-            if isinstance(rate, Tensor):  # in place, as a compiled or captured step reads this very tensor
-                self._own.append((rate.clone(), rate.mul_(factor)))
-            else:
+        rates = [group["lr"] for group in self._groups]
+        own = [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
+        done: set[int] = set()
+        for group, rate, factor in zip(self._groups, rates, self.factors, strict=True):
+            if not isinstance(rate, Tensor):
                 group["lr"] = rate * factor
-                self._own.append((rate, group["lr"]))
+            elif id(rate) not in done:  # in place, as a compiled or captured step reads this very tensor
+                done.add(id(rate))
+                rate.mul_(factor)
+        self._own = [(before, group["lr"]) for before, group in zip(own, self._groups, strict=True)]
 
     def _give_back(self, *_: object) -> None:
         """Give the groups your rates back, but for those that were set anew after a step that raised."""

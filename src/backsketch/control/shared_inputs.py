@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -46,9 +46,15 @@ class SharedInputs:
         return [self._order[self._first(name)] for name in self._leader]
 
     def follow(self, leaders: Sequence[int]) -> None:
-        """Also group what others, or an earlier run, have seen to belong together."""
+        """Also group what others, which watch the same layers, have seen to belong together."""
         for name, leader in zip(self._leader, list(leaders), strict=True):
             self._join(name, list(self._order)[leader])
+
+    def unite(self, groups: Iterable[Sequence[str]]) -> None:
+        """Also group what an earlier run has seen to belong together."""
+        for first, *others in groups:
+            for name in others:
+                self._join(name, first)
 
     def end_step(self) -> None:
         """Forget the inputs of a step."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from ..argument_checks import check_model
@@ -170,7 +170,7 @@ def _in_checkpoints(module: nn.Module, checkpointed: bool) -> str:
 
 def _shape(module: nn.Module) -> str:
     weight = getattr(module, "weight", None)
-    if weight is None or isinstance(weight, UninitializedParameter) or weight.dim() != 2:
+    if not isinstance(weight, Tensor) or isinstance(weight, UninitializedParameter) or weight.dim() != 2:
         return "?"
     sizes = weight.shape if "Conv1D" in type(module).__name__ else weight.shape[::-1]
     return f"{sizes[0]} -> {sizes[1]}"

@@ -34,6 +34,8 @@ class ResizableBatch:
         tensors = [leaf for leaf in tree_leaves(on_meta) if isinstance(leaf, Tensor) and leaf.dim()]
         if not tensors:
             raise ValueError("the batch must hold a tensor with a dimension for examples, got none")
+        if not tensors[0].shape[0]:
+            raise ValueError(f"the batch must hold at least one example, got none in {tuple(tensors[0].shape)}")
         lengths = [tensor.shape[1] for tensor in tensors if tensor.dim() == (3 if tensor.is_floating_point() else 2)]
         return cls(on_meta, tensors[0].shape[0], lengths[0] if lengths else None)
 

@@ -18,10 +18,12 @@ from ..control.noise_limit import NoiseLimit
 from ..control.noise_schedule import NoiseSchedule
 from ..convert.conversion import Configs, Where, sketch_
 from ..convert.converted_state import ConvertedState
+from ..convert.layer_classes import is_sketched
 from ..losses.fused_models import fuse_loss_
 from ..memory.saved import saved_memory
 from ..monitor.noise_monitor import NoiseMonitor
 from ..monitor.noise_records import Record, add_up, by_layer, ratios
+from ..planning.plan_result import Plan, PlannedConfigs
 from ..rest.rest_config import Rest
 from ..torch_private import inside_compiled
 
@@ -86,7 +88,8 @@ class Session:
         except BaseException:
             self._before.restore(self.model)
             raise
-        if self._noise_every is not None:
+        planned = isinstance(configs, (Plan, PlannedConfigs))  # a plan that had room for all may sketch no layer
+        if self._noise_every is not None and not (planned and not any(map(is_sketched, self.model.modules()))):
             self._monitor = NoiseMonitor(self.model, every=self._noise_every, callback=self._records.append)
         _running[self.model] = self._to_restore()
         if self._monitor is not None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..torch_private import backward_under_modes
+from ..torch_private import backward_under_modes, with_globals
 
 
 class meta_step(TorchFunctionMode):  # noqa: N801 (a context manager, used as a verb)
@@ -27,7 +27,8 @@ class meta_step(TorchFunctionMode):  # noqa: N801 (a context manager, used as a 
         if func is Tensor.backward and len(args) == 1 and not any(kwargs.values()):
             with self:  # a checkpoint runs its region again in backward, by the same kernels
                 return backward_under_modes(args[0])
-        if args and isinstance(args[0], Tensor) and args[0].is_meta:
+        first = args[0] if args else next(iter(kwargs.values()), None)
+        if isinstance(first, Tensor) and first.is_meta:
             if func in _ANSWERS and len(args) == 1 and not kwargs:
                 return torch.tensor(_ANSWERS[func])
             if func is Tensor.__contains__:  # asks whether any token is padding
@@ -50,7 +51,14 @@ def _attention(
 ) -> Tensor:
     aten = torch.ops.aten
     out: Tensor
-    if attn_mask is not None and attn_mask.requires_grad:  # a learned bias: only this kernel computes its gradient
+    if query.dim() != 4:  # no fused kernel takes it
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # kernels add it, so each call makes a bias of it
+        attn_mask = torch.where(attn_mask, 0.0, query.new_full((), -torch.inf))
+    learned = attn_mask is not None and attn_mask.requires_grad
+    if learned or query.shape[-1] != value.shape[-1]:  # only this kernel can
         out = aten._scaled_dot_product_efficient_attention(
             query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
         )[0]
@@ -63,6 +71,15 @@ def _attention(
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     return torch.native_dropout(input, p, True)[0] if training and p else input
+
+
+# It is Python, inside of which no mode is asked. This is the same code with fused kernels in it.
+_multi_head_attention = with_globals(
+    F.multi_head_attention_forward,
+    has_torch_function=lambda _: False,  # it would ask the mode again, and not go on
+    scaled_dot_product_attention=_attention,
+    dropout=_dropout,
+)
 
 
 class _GroupedProduct(torch.autograd.Function):
@@ -91,6 +108,10 @@ def _grouped_product(rows: Tensor, weights: Tensor, **options: Any) -> Tensor:
 
 _NAMED = ((F, "grouped_mm"), (torch, "_grouped_mm"))  # as versions of torch name it
 _GROUPED = [getattr(space, name) for space, name in _NAMED if hasattr(space, name)]
-_FUSED: dict[Any, Callable[..., Tensor]] = {F.scaled_dot_product_attention: _attention, F.dropout: _dropout}
+_FUSED: dict[Any, Callable[..., Any]] = {
+    F.scaled_dot_product_attention: _attention,
+    F.dropout: _dropout,
+    F.multi_head_attention_forward: _multi_head_attention,
+}
 _FUSED |= dict.fromkeys(_GROUPED, _grouped_product)
 _ANSWERS: dict[Any, bool] = {Tensor.all: True, torch.all: True, Tensor.any: False, torch.any: False}

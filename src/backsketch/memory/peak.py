@@ -42,6 +42,8 @@ class peak_memory:  # noqa: N801 (a context manager, used as a verb)
     def __init__(self, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:
         if model is not None:
             check_model(model)
+        if optimizer is not None and not hasattr(optimizer, "state"):  # wrappers have it too
+            raise TypeError(f"optimizer must be an Optimizer of torch, got {type(optimizer).__name__}")
         own = () if model is None else model_tensors(model)
         self._device = next((tensor.device.type for tensor in own), None)
         self.cuda: int | None = None

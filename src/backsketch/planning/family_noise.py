@@ -20,7 +20,7 @@ from .step_meter import StepMeter
 
 # Bits that a plan may choose. Backward is linear in what the first two families keep, so that few bits are unbiased.
 # Of the others fewer than 8 add a bias; 4 everywhere ruined a language model.
-BITS: dict[str, tuple[int, ...]] = {"pointwise": (4, 3, 2), "product": (8, 4, 3, 2)} | {
+BITS: dict[str, tuple[int, ...]] = {"pointwise": (8, 4, 3, 2), "product": (8, 4, 3, 2)} | {
     family: (8,) for family in FAMILIES if family not in ("pointwise", "product")
 }
 PRECISE = RestConfig(**dict.fromkeys(FAMILIES, 8))  # what else there is while something is measured

@@ -96,7 +96,7 @@ class TotalPlan(Plan):
 
     def _totals(self) -> Iterator[str]:
         before = f"does not fit -> {readable(self.after)}" if self.before is None else change(self.before, self.after)
-        free = 1 - self.after / self.limit
+        free = 1 - self.after / self.limit if self.limit else 0.0
         yield f"{_NAMES[self.total]}: {before}, within the limit of {readable(self.limit)} ({free:.1%} of it free)"
         if self.total != "kept":
             yield f"all kept for backward: {change(self.kept_before, self.kept_after)}"

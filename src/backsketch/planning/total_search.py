@@ -38,8 +38,8 @@ class TotalSearch:
         for choices, start in self._starts(limit):
             if self.measure(start.setting) <= limit:
                 return self._quietest(choices, start, limit, tries)
-        floors = [self.measure(self.choices(count, bits).with_bytes(0).setting) for count, bits in self._ends()]
-        raise LimitError(int(min(floors)))
+        floors = [self.choices(count, bits).with_bytes(0).setting for count, bits in self._ends()]
+        raise LimitError(int(min(map(self.measure, [ModelSetting(), *floors]))))
 
     def beyond(self, found: Found, limit: int, tries: int) -> Found:
         """Return the choice for a higher limit than that of ``found``, with the same blocks."""
