@@ -183,6 +183,33 @@ def test_activation_functions_may_keep_8_bits_as_a_uniform_setting_can():
     assert found.noise <= uniform
 
 
+class Bag(nn.Module):
+    """A gated block on top of a table, whose gradient is the peak once the block keeps little."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.EmbeddingBag(4000, WIDTH)
+        self.gate, self.up, self.down = nn.Linear(WIDTH, 192), nn.Linear(WIDTH, 192), nn.Linear(192, WIDTH)
+        self.head = nn.Linear(WIDTH, 50)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        x = x + self.down(F.silu(self.gate(x)) * self.up(x))
+        return F.cross_entropy(self.head(x), ids[:, 0] % 50)
+
+
+def test_what_is_kept_beside_a_peak_elsewhere_is_free():
+    torch.manual_seed(0)
+    model, batch = Bag(), torch.randint(0, 4000, (1500, 8))
+    options, asked = options_for(model, batch)
+    config = SketchConfig.recommended(0.4)
+    limit = options.meter(ModelSetting(dict.fromkeys(asked, config), PRECISE))
+    uniform = options.with_blocks(0).noise_of(dict.fromkeys(options.exact_layers, config), PRECISE)
+    found = plan_total(options, int(limit), asked, math.inf)
+    assert found.after <= limit
+    assert found.noise < 0.1 * uniform
+
+
 def test_blocks_are_checkpointed_where_bits_are_not_enough_and_no_more_of_them(case):
     model, batch, options, asked = case
     found = plan_total(options, 0.6, asked, 0.0)

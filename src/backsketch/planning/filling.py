@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from .step_meter import StepMeter
 
 _ENOUGH = 0.01  # of the limit: what may stay free
 _MOST_TRIES = 16
+_FREE_TRIES = 6  # of them, for steps that keep more than is left
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,25 +46,39 @@ class Filling:
         """Return a choice of less noise, nearer to the limit, or ``found`` where no step fits.
 
         A step gives a family of one module more bits, or moves layers that share an input to a choice of less noise.
-        The one that removes most noise per byte is measured first. One that did not fit is not tried again.
+        The one that removes most noise per byte is measured first. One that did not fit is not tried again. In the end
+        a few steps that keep more than is left are measured: where the peak is elsewhere, they are free.
         """
         refused: set[tuple[Any, ...]] = set()
         prices: dict[tuple[Any, ...], float] = {}  # blocks that only their numbers tell apart have one price
+        free_tries = _FREE_TRIES if self.meter.total == "peak" else 0
         for _ in range(_MOST_TRIES):
             left = int(self.limit - found.total)
-            if left <= _ENOUGH * self.limit or not found.choice.noise:
+            if not found.choice.noise:
                 break
-            steps = [*self._of_modules(found.choice, prices), *_of_parts(found.choice, left)]
-            fitting = [each for each in steps if each.gain > 0 < each.price <= left and each.name not in refused]
-            if not fitting:
+            steps = list(self._steps(found.choice, left, prices, refused)) if left > _ENOUGH * self.limit else []
+            fitting = [each for each in steps if 0 < each.price <= left]
+            if fitting:
+                step = max(fitting, key=lambda each: each.gain / each.price)
+            elif free_tries and (steps := list(self._steps(found.choice, self.limit, prices, refused))):
+                free_tries -= 1
+                step = max(steps, key=lambda each: each.gain)
+            else:
                 break
-            step = max(fitting, key=lambda each: each.gain / each.price)
             total = self.meter(step.choice.setting)
             if total <= self.limit:
                 found = Found(step.choice, total)
             else:
                 refused.add(step.name)
         return found
+
+    def _steps(
+        self, choice: Choice, left: int, prices: dict[tuple[Any, ...], float], refused: Collection[tuple[Any, ...]]
+    ) -> Iterator[_Step]:
+        """Yield the steps to less noise; layers move as far as ``left`` bytes allow."""
+        for step in (*self._of_modules(choice, prices), *_of_parts(choice, left)):
+            if step.gain > 0 and step.name not in refused:
+                yield step
 
     def _of_modules(self, choice: Choice, prices: dict[tuple[Any, ...], float]) -> Iterator[_Step]:
         """Yield each family of each module with more bits, with the share of its noise that the growth stands for."""
