@@ -20,7 +20,7 @@ from cases import needs_shown_saves
 
 SOURCE = Path(backsketch.__file__).parent
 PRIVATE = re.compile(
-    r"torch\._[A-Za-z]|from torch[\w.]*\._|"
+    r"torch\._[A-Za-z]|from torch[\w.]*\._|aten\._[a-z]|['\"]_grouped_mm|"
     r"\._(cdata|version|base|backward_cls|is_view|parameters|orig_mod|raw_saved\w*)\b(?!\()"
 )
 
@@ -41,6 +41,7 @@ def test_the_search_finds_them():
     assert PRIVATE.search("torch._C._current_graph_task_id()")
     assert PRIVATE.search("from torch.utils._pytree import tree_leaves")
     assert PRIVATE.search("x._version")
+    assert PRIVATE.search("torch.ops.aten._fused_adamw_(x)")
     assert not PRIVATE.search("torch.randn(3)")
 
 

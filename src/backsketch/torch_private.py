@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._C import _functorch
@@ -32,6 +33,15 @@ _NAMES = {"Grad": "grad", "Vmap": "vmap", "Jvp": "jvp", "Functionalize": "functi
 SHOWS_WHAT_IS_SAVED = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks") and hasattr(
     torch._C._autograd.SavedTensor, "data"
 )
+
+# Fused attention, of which torch documents only the function that chooses a kernel.
+FLASH_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+EFFICIENT_ATTENTION = torch.ops.aten._scaled_dot_product_efficient_attention
+
+# The product with the weights of experts, as versions of torch name it; none before torch 2.8.
+GROUPED_PRODUCTS: list[Callable[..., Tensor]] = [
+    getattr(space, name) for space, name in ((F, "grouped_mm"), (torch, "_grouped_mm")) if hasattr(space, name)
+]
 
 
 # Where code runs

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..memory.meta_device import meta_step
 from ..memory.training_step import Loss, forward_to_loss
-from ..torch_private import TorchDispatchMode, tree_leaves, tree_map_only
+from ..torch_private import EFFICIENT_ATTENTION, FLASH_ATTENTION, TorchDispatchMode, tree_leaves, tree_map_only
 from .batches import Inputs
 
 
@@ -75,5 +75,5 @@ def _short(dtype: torch.dtype) -> str:
 _aten = torch.ops.aten
 _PRODUCTS = {  # of their first arguments: two factors and what is added, or queries, keys and values
     _aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.mv, _aten.addmv, _aten.dot, _aten.convolution,
-    _aten._scaled_dot_product_flash_attention_for_cpu, _aten._scaled_dot_product_efficient_attention,
+    FLASH_ATTENTION, EFFICIENT_ATTENTION,
 }  # fmt: skip

@@ -16,7 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..torch_private import backward_under_modes, with_globals
+from ..torch_private import (
+    EFFICIENT_ATTENTION,
+    FLASH_ATTENTION,
+    GROUPED_PRODUCTS,
+    backward_under_modes,
+    with_globals,
+)
 
 
 class meta_step(TorchFunctionMode):  # noqa: N801 (a context manager, used as a verb)
@@ -49,7 +55,6 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    aten = torch.ops.aten
     out: Tensor
     if query.dim() != 4:  # no fused kernel takes it
         return F.scaled_dot_product_attention(
@@ -59,13 +64,9 @@ def _attention(
         attn_mask = torch.where(attn_mask, 0.0, query.new_full((), -torch.inf))
     learned = attn_mask is not None and attn_mask.requires_grad
     if learned or query.shape[-1] != value.shape[-1]:  # only this kernel can
-        out = aten._scaled_dot_product_efficient_attention(
-            query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
-        )[0]
+        out = EFFICIENT_ATTENTION(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
     else:
-        out = aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
-        )[0]
+        out = FLASH_ATTENTION(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
     return out
 
 
@@ -100,18 +101,15 @@ class _GroupedProduct(torch.autograd.Function):
 
 def _grouped_product(rows: Tensor, weights: Tensor, **options: Any) -> Tensor:
     if rows.dtype == torch.bfloat16 or rows.dim() != 2 or weights.dim() != 3:
-        native: Callable[..., Tensor] = _GROUPED[0]
-        return native(rows, weights, **options)
+        return GROUPED_PRODUCTS[0](rows, weights, **options)
     out: Tensor = _GroupedProduct.apply(rows, weights, options.get("offs"))  # type: ignore[no-untyped-call]
     return out
 
 
-_NAMED = ((F, "grouped_mm"), (torch, "_grouped_mm"))  # as versions of torch name it
-_GROUPED = [getattr(space, name) for space, name in _NAMED if hasattr(space, name)]
 _FUSED: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attention,
     F.dropout: _dropout,
     F.multi_head_attention_forward: _multi_head_attention,
 }
-_FUSED |= dict.fromkeys(_GROUPED, _grouped_product)
+_FUSED |= dict.fromkeys(GROUPED_PRODUCTS, _grouped_product)
 _ANSWERS: dict[Any, bool] = {Tensor.all: True, torch.all: True, Tensor.any: False, torch.any: False}

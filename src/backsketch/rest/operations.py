@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..storage import slope_functions as slopes
 from ..storage.slopes import Slope
+from ..torch_private import GROUPED_PRODUCTS
 from . import comparisons
 from .attention import Attention, MultiHeadAttention
 from .comparisons import Compared
@@ -112,7 +113,8 @@ _register(Cast(), "to", "type_as", "float", "half", "bfloat16", "double")
 _register(FewBits("product", elementwise=True), "addcmul", "exp")
 _register(FewBits("product"), "matmul", "mm", "bmm", "mv", "baddbmm", "einsum", "tensordot", "inner", "outer")
 _register(FewBits("product"), "bilinear")
-_register(FewBits("product", rotated=True), "_grouped_mm", "grouped_mm")  # the input of experts, and their weights
+for _grouped in GROUPED_PRODUCTS:  # the input of experts, and their weights
+    register_operation(_grouped, FewBits("product", rotated=True))
 _register(InputOfWeight(), "linear", "conv1d", "conv2d", "conv3d")
 _register(InputOfWeight(), "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 _register(InputOfWeight(position=1, name="mat1"), "addmm")
