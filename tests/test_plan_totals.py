@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,6 +28,7 @@ from backsketch.memory.optimizer_states import states_of_all
 from backsketch.memory.recording import record_ledger
 from backsketch.planning import step_options
 from backsketch.planning.family_noise import PRECISE
+from backsketch.planning.filling import _with_bits
 from backsketch.planning.model_setting import ModelSetting
 from backsketch.planning.step_meter import StepMeter
 from backsketch.planning.step_options import StepOptions
@@ -365,8 +365,8 @@ def test_models_of_transformers(name):
             for block in options.blocks:
                 for family in FAMILIES:
                     own = found.module_rests.get(block, found.rest)
-                    if own is not None and getattr(own, family) is not None:
-                        rests = {**found.module_rests, block: replace(own, **dict[str, Any]({family: None}))}
+                    if found.rest is not None and getattr(own, family) is not None:
+                        rests = _with_bits(block, family, None, found.module_rests, found.rest)
                         kept = options.meter(ModelSetting(configs, found.rest, found.blocks, rests))
                         assert kept > limit, (block, family)
     for keep, rest in UNIFORM:
