@@ -25,8 +25,9 @@ REST = RestConfig(product=None)
 class Meter:
     """Knows what each setting keeps: 1000 bytes, and what is added; c takes even more at its peak."""
 
-    def __init__(self):
+    def __init__(self, total="kept"):
         self.asked = []
+        self.total = total
 
     def kept(self, setting):
         exact = sum(OWN[name] for name, rest in setting.module_rests.items() if rest.norm is None)
@@ -73,6 +74,25 @@ def test_what_is_near_enough_stays_and_nothing_is_measured(limit):
     found, choices = start()
     assert Filling(choices, BLOCKS, meter, limit).filled(found) is found
     assert not meter.asked
+
+
+class PeakElsewhere(Meter):
+    """The peak is where nothing counts of what is kept, but for a: without its packed copy less is there."""
+
+    def __call__(self, setting):
+        self.asked.append(setting)
+        return 900 if set(setting.module_rests) >= set(BLOCKS) else 1000
+
+
+def test_steps_that_are_free_at_the_peak_are_taken_but_not_far_below_the_limit():
+    meter: Any = PeakElsewhere("peak")
+    found, choices = start()
+    full = Filling(choices, BLOCKS, meter, 1000).filled(found)
+    assert full.total == 1000  # all four blocks would lower it to 900
+    assert len(full.choice.setting.module_rests) == 3
+    assert full.choice.noise < found.choice.noise
+    alone: Any = PeakElsewhere("kept")
+    assert Filling(choices, BLOCKS, alone, 1000).filled(found) is found
 
 
 def test_a_module_around_others_leaves_them_what_they_have():

@@ -12,8 +12,9 @@ from .step_choices import EXACT, Choice, Found, StepChoices
 from .step_meter import StepMeter
 
 _ENOUGH = 0.01  # of the limit: what may stay free
+_NEAR = 0.02  # of the limit: what a plan should not leave free
 _MOST_TRIES = 16
-_FREE_TRIES = 6  # of them, for steps that keep more than is left
+_FREE_TRIES = 6  # of them, for steps that keep more than is left and do not fit
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +48,16 @@ class Filling:
 
         A step gives a family of one module more bits, or moves layers that share an input to a choice of less noise.
         The one that removes most noise per byte is measured first. One that did not fit is not tried again. In the end
-        a few steps that keep more than is left are measured: where the peak is elsewhere, they are free.
+        a few steps that keep more than is left are measured: where the peak is elsewhere, they are free. Some lower the
+        total; of the choices on the way, the quietest near the limit is returned, if one is near.
         """
         refused: set[tuple[Any, ...]] = set()
         prices: dict[tuple[Any, ...], float] = {}  # blocks that only their numbers tell apart have one price
         free_tries = _FREE_TRIES if self.meter.total == "peak" else 0
+        near: Found | None = None
         for _ in range(_MOST_TRIES):
             left = int(self.limit - found.total)
+            near = found if left <= _NEAR * self.limit else near
             if not found.choice.noise:
                 break
             steps = list(self._steps(found.choice, left, prices, refused)) if left > _ENOUGH * self.limit else []
@@ -61,7 +65,6 @@ class Filling:
             if fitting:
                 step = max(fitting, key=lambda each: each.gain / each.price)
             elif free_tries and (steps := list(self._steps(found.choice, self.limit, prices, refused))):
-                free_tries -= 1
                 step = max(steps, key=lambda each: each.gain)
             else:
                 break
@@ -70,7 +73,8 @@ class Filling:
                 found = Found(step.choice, total)
             else:
                 refused.add(step.name)
-        return found
+                free_tries -= not fitting
+        return found if near is None or self.limit - found.total <= _NEAR * self.limit else near
 
     def _steps(
         self, choice: Choice, left: int, prices: dict[tuple[Any, ...], float], refused: Collection[tuple[Any, ...]]
